@@ -1,0 +1,41 @@
+"""What all ranks must agree on during a ``fit``: where it starts and when it stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from kerasdist import keras_hooks
+from kerasdist.helpers import gather_json
+from kerasdist.replica import Replica
+
+
+class Agreement(keras.callbacks.Callback):
+    """Runs behind the user's callbacks on every rank.
+
+    Args:
+        replica: The model's copy on this rank.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        self.replica = replica
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts at rank 0's epoch, which ``BackupAndRestore`` may have read from a file."""
+        epochs = gather_json(keras_hooks.initial_epoch(self.model), self.replica.group, "initial_epoch")
+        keras_hooks.set_initial_epoch(self.model, epochs[0])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops on all ranks if one stops."""
+        asked = gather_json(bool(self.model.stop_training), self.replica.group, "stop_training")
+        self.model.stop_training = any(asked)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Validation begins."""
+        self.replica.evaluating = True
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Validation ends."""
+        self.replica.evaluating = False

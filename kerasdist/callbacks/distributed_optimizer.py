@@ -1,0 +1,94 @@
+"""Existing Keras code on several workers: one more callback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerasdist import engine, keras_hooks
+from kerasdist.callbacks.agreement import Agreement
+from kerasdist.config import Options, Settings
+from kerasdist.optimizer import distributed_apply
+from kerasdist.replica import Replica, no_xla
+
+
+class DistributedOptimizer(Agreement):
+    """Averages the gradients of this ``fit`` over all ranks, and makes its epoch logs global.
+
+    Every rank must give one to the same ``fit``. It averages for the compiled optimizer (and others that are
+    attributes of the model), broadcasts the state of rank 0 before the first step, and takes itself off at the end.
+    It cannot share out the data that ``fit`` was already given: each rank trains on what it is given. Use
+    ``kerasdist.shard`` to share data out. Validation data not made by ``shard`` must be the same on all ranks.
+
+    Args:
+        compression: None (default), ``"fp16"``, ``"bf16"`` or a ``Compressor``.
+        bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
+        engine: ``"auto"`` (default), ``"horovod"`` or ``"local"``.
+        options: The rarer options.
+
+    Raises:
+        TypeError: An optimizer was given: ``strategy.wrap_optimizer`` is the way for loops of one's own.
+        ValueError: An argument is out of range, or the model was made in a strategy's scope.
+
+    Example:
+        ```python
+        model.fit(dataset, epochs=5, callbacks=[kerasdist.DistributedOptimizer()])
+        ```
+    """
+
+    def __init__(
+        self,
+        compression: Any = None,
+        bucket_mb: float = 4.0,
+        engine: str = "auto",
+        options: Options | None = None,
+    ) -> None:
+        if hasattr(compression, "apply_gradients") or hasattr(compression, "param_groups"):
+            raise TypeError(
+                "DistributedOptimizer is a callback for `fit` and takes no optimizer. For loops of your own use "
+                f"strategy.wrap_optimizer(optimizer). Received: {type(compression).__name__}"
+            )
+        self._settings = Settings.create(compression, bucket_mb, auto_shard=False, options=options)
+        self._engine_name = engine
+        _start_engine(engine, options)
+        super().__init__(replica=None)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return "a DistributedOptimizer callback"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model = self.model
+        owner = keras_hooks.patched_by(model)
+        if owner is not None and not isinstance(owner, DistributedOptimizer):
+            raise ValueError(
+                f"The model {model.name!r} was made in the scope of {owner!r}, which averages already. "
+                "Leave out the DistributedOptimizer callback, or make the model outside of the scope."
+            )
+        if owner is not None:
+            owner.take_off(model)
+        for optimizer in keras_hooks.own_optimizers(model):
+            applied = distributed_apply(optimizer)
+            if applied is not None and isinstance(applied.owner, DistributedOptimizer):
+                applied.remove()
+        no_xla(model)
+        self.replica = Replica(model, engine.world(), self._settings, self, shares_validation=False)
+        self.replica.distribute_optimizers()
+        model.test_function = None
+        model.make_train_function(force=True)
+        super().on_train_begin(logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Gives model and optimizer back as they were."""
+        self.take_off(self.model)
+
+    def take_off(self, model: Any) -> None:
+        """Removes the averaging from model and optimizers, also after a ``fit`` that an exception ended."""
+        for optimizer in keras_hooks.own_optimizers(model):
+            applied = distributed_apply(optimizer)
+            if applied is not None and applied.owner is self:
+                applied.remove()
+        keras_hooks.unpatch(model)
+        model.train_function = model.test_function = None
+
+
+def _start_engine(name: str, options: Options | None) -> None:
+    engine.init(name, options)

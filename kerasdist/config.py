@@ -1,0 +1,95 @@
+"""What may be chosen, and what is refused: the strategy's arguments and the rarer options."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import Any
+
+PARTITIONS = ("batch", "contiguous")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The rarer options, the same for ``DataParallelStrategy`` and ``DistributedOptimizer``.
+
+    Args:
+        timeout_s: Seconds that a collective may wait for missing ranks before the job is ended. Default 300. It is
+            read when the engine starts.
+        partition: How arrays are shared out. ``"batch"`` (default): each global batch is split among the ranks, so
+            that the order is that of one process. ``"contiguous"``: each rank keeps one contiguous part of the
+            arrays for the whole run and shuffles within it (SINGA's ``data_partition``).
+        check_data: Whether ranks compare a hash of the first global batch before it is shared out. Default True.
+        alone_kb: Gradients of at least this many KiB travel alone and in place; smaller ones are packed into
+            buckets. Default 256.
+
+    Raises:
+        ValueError: An option is outside its range.
+    """
+
+    timeout_s: float = 300.0
+    partition: str = "batch"
+    check_data: bool = True
+    alone_kb: float = 256.0
+
+    def __post_init__(self) -> None:
+        positive_number("timeout_s", self.timeout_s)
+        positive_number("alone_kb", self.alone_kb)
+        one_of("partition", self.partition, PARTITIONS)
+        boolean("check_data", self.check_data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that both doors need to know about how to train, already validated."""
+
+    compressor: Any
+    bucket_mb: float
+    auto_shard: bool
+    global_batch: bool
+    options: Options
+
+    @staticmethod
+    def create(
+        compression: Any = None,
+        bucket_mb: float = 4.0,
+        auto_shard: bool = True,
+        global_batch: bool = False,
+        options: Options | None = None,
+    ) -> Settings:
+        """Validates the arguments of either door; see ``DataParallelStrategy`` for their meaning."""
+        from kerasdist import compression as compression_module
+
+        positive_number("bucket_mb", bucket_mb)
+        boolean("auto_shard", auto_shard)
+        boolean("global_batch", global_batch)
+        if options is None:
+            options = Options()
+        if not isinstance(options, Options):
+            raise TypeError(f"`options` must be a kerasdist.Options. Received: options={options!r}")
+        if global_batch and not auto_shard:
+            raise ValueError(
+                "`global_batch=True` needs kerasdist to share out the data, but auto_shard=False was given. "
+                "Keep one of the two."
+            )
+        return Settings(compression_module.get(compression), float(bucket_mb), auto_shard, global_batch, options)
+
+
+def positive_number(name: str, value: Any) -> None:
+    """Refuses what is not a number above zero."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"`{name}` must be a number above 0. Received: {name}={value!r} of type {type(value).__name__}")
+    if not 0 < float(value) < float("inf"):
+        raise ValueError(f"`{name}` must be a number above 0. Received: {name}={value!r}")
+
+
+def boolean(name: str, value: Any) -> None:
+    """Refuses what is not a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}")
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Refuses what is not among the allowed strings."""
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}. Received: {name}={value!r}")

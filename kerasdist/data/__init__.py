@@ -1,0 +1,154 @@
+"""Who reads which samples? One way of sharing out a file; ``share`` picks the way that fits the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kerasdist import engine, keras_hooks
+from kerasdist.config import Settings, boolean, positive_number
+from kerasdist.data.contiguous import ContiguousPart
+from kerasdist.data.global_batches import GlobalBatches
+from kerasdist.data.groups import Groups
+from kerasdist.data.own_part import OwnPart
+from kerasdist.data.shared import SharedData, rows_of
+from kerasdist.engine import Group
+
+__all__ = ["SharedData", "rows_of", "share", "shard"]
+
+DEFAULT_BATCH_SIZE = 32  # Keras' own
+
+
+def share(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    group: Group,
+    settings: Settings,
+    shuffle: Any = False,
+    class_weight: Any = None,
+    training: bool = True,
+) -> keras_hooks.DataAdapter:
+    """Keras' data adapter for this rank's part of the data. Every rank must call it.
+
+    Args:
+        x: As in ``fit``: arrays, ``tf.data.Dataset``, ``PyDataset``, generator, or what ``shard`` returned.
+        y: As in ``fit``.
+        sample_weight: As in ``fit``.
+        batch_size: Samples of one worker in a step (of all workers, with ``global_batch``). Default 32.
+        steps: ``steps_per_epoch``.
+        group: The ranks.
+        settings: ``auto_shard``, ``global_batch`` and the partition are read.
+        shuffle: As in ``fit``.
+        class_weight: As in ``fit``.
+        training: Whether steps are taken together; evaluation of a rank's own part needs no padding.
+
+    Returns:
+        An adapter whose number of batches is the same on every rank.
+
+    Raises:
+        ValueError: Fewer samples than workers, or a combination that cannot be shared out.
+    """
+    if isinstance(x, SharedData):
+        return x
+    arguments = {"shuffle": shuffle, "class_weight": class_weight}
+    contiguous = settings.options.partition == "contiguous"
+    arrays = keras_hooks.can_convert_arrays((x, y, sample_weight))
+    if not settings.auto_shard:
+        inner = keras_hooks.get_data_adapter(
+            x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments
+        )
+        return OwnPart(inner, group, steps) if training else inner
+    check = settings.options.check_data
+    if arrays:
+        _check_samples(x, group)
+        if contiguous:
+            each = batch_size or DEFAULT_BATCH_SIZE
+            each = max(1, each // group.size) if settings.global_batch else each
+            return ContiguousPart((x, y, sample_weight), each, group, **arguments)
+        if batch_size is None and steps is None:
+            batch_size = DEFAULT_BATCH_SIZE
+        if batch_size is not None and not settings.global_batch:
+            batch_size *= group.size
+        inner = keras_hooks.get_data_adapter(
+            x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments
+        )
+        return GlobalBatches(inner, group, check)
+    if contiguous:
+        raise ValueError(
+            "Options(partition='contiguous') can share out arrays only: what comes batched has no known middle. "
+            f"Received: x of type {type(x).__name__}"
+        )
+    inner = keras_hooks.get_data_adapter(x=x, y=y, sample_weight=sample_weight, steps_per_epoch=steps, **arguments)
+    kind = GlobalBatches if settings.global_batch else Groups
+    return kind(inner, group, check)
+
+
+def shard(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+) -> SharedData:
+    """Shares out data among all ranks, for ``fit`` and its ``validation_data``. Every rank must call it.
+
+    Both doors take the result as ``x`` and share nothing out again.
+
+    Args:
+        x: Arrays (nests too), the same on every rank; or a batched ``tf.data.Dataset`` or ``PyDataset``, of whose
+            every N consecutive batches each rank takes one.
+        y: Targets, for arrays.
+        sample_weight: Sample weights, for arrays.
+        batch_size: For arrays: samples of one worker in a step. Must not be given for what is batched.
+        shuffle: For arrays: whether each epoch has a new order. Default True.
+        seed: For arrays: the seed of the order. Default: one that the ranks agree on.
+
+    Returns:
+        A Keras data adapter.
+
+    Raises:
+        ValueError: Bad sizes, or arguments that do not fit the kind of data.
+    """
+    group = engine.world()
+    boolean("shuffle", shuffle)
+    if not keras_hooks.can_convert_arrays((x, y, sample_weight)):
+        if batch_size is not None or seed is not None:
+            raise ValueError(
+                "`batch_size` and `seed` are for arrays; what is batched keeps its own. "
+                f"Received: x of type {type(x).__name__}, batch_size={batch_size}, seed={seed}"
+            )
+        inner = keras_hooks.get_data_adapter(x=x, y=y, sample_weight=sample_weight, shuffle=False)
+        return Groups(inner, group, check=True)
+    positive_number("batch_size", batch_size)
+    _check_samples(x, group)
+    keras_hooks.get_data_adapter(x=x, y=y, sample_weight=sample_weight)  # Keras' own checks of the lengths
+    if seed is None:
+        drawn = np.random.SeedSequence().generate_state(1)[0]
+        seed = int(np.asarray(group.broadcast(np.array([drawn], np.int64), 0, "shard.seed"))[0])
+    parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, parts)
+    samples = len(tf.nest.flatten(tensors)[0])
+    order = tf.data.Dataset.range(samples)
+    if shuffle:
+        order = order.shuffle(samples, seed=seed, reshuffle_each_iteration=True)
+    dataset = order.batch(int(batch_size or 0) * group.size).map(
+        lambda rows: tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
+    )
+    return GlobalBatches(keras_hooks.get_data_adapter(x=dataset), group, check=True)
+
+
+def _check_samples(x: Any, group: Group) -> None:
+    samples = next(leaf.shape[0] for leaf in tf.nest.flatten(x) if leaf is not None)
+    if samples < group.size:
+        raise ValueError(
+            f"rank {group.rank}: the data has fewer samples than there are workers, so some would never train. "
+            f"Expected at least {group.size} samples. Received: {samples}"
+        )

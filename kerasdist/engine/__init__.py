@@ -1,0 +1,121 @@
+"""Which engine runs this process, and who am I in the job?
+
+``init`` picks the engine from the launcher's environment: Horovod if a launcher started several processes, else the
+engine of one process, which needs nothing installed beside Keras and TensorFlow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from kerasdist.config import Options, one_of
+from kerasdist.engine.base import Engine, Group
+from kerasdist.errors import EngineError
+from kerasdist.launch.environment import read_environment
+
+__all__ = ["Engine", "Group", "current", "init", "local_rank", "rank", "shutdown", "size", "world"]
+
+ENGINES = ("auto", "horovod", "local")
+_current: Engine | None = None
+
+
+def init(engine: str = "auto", options: Options | None = None) -> Engine:
+    """Starts the engine and claims this worker's cores and GPU. Every rank must call it, before the first tensor.
+
+    A second call returns the running engine.
+
+    Args:
+        engine: ``"auto"`` (default): Horovod if a launcher started several processes, else ``"local"``.
+            ``"horovod"`` or ``"local"``: that one.
+        options: ``timeout_s`` is read from it. Default ``Options()``.
+
+    Returns:
+        The running engine.
+
+    Raises:
+        ValueError: Unknown engine, or Keras does not run on TensorFlow.
+        EngineError: The engine is not built, or N processes were started and it sees only one.
+    """
+    global _current
+    one_of("engine", engine, ENGINES)
+    if _current is not None:
+        if engine not in ("auto", _current.name):
+            raise EngineError(
+                f"The {_current.name!r} engine already runs, but engine={engine!r} was asked for. "
+                "Ask for it in the first call, or call kerasdist.shutdown() before."
+            )
+        return _current
+    from kerasdist import keras_hooks
+
+    keras_hooks.check_backend()
+    environment = read_environment(os.environ)
+    started = environment.size or 1
+    if engine == "local" and started > 1:
+        raise EngineError(
+            f"engine='local' was asked for, but {environment.launcher} started {started} processes: each would train "
+            "alone. Remove the argument, or start one process."
+        )
+    if engine == "auto":
+        engine = "horovod" if started > 1 else "local"
+    _current = _start(engine, started, environment.launcher or "python", options or Options())
+    if _current.rank != 0:
+        keras_hooks.silence_this_rank()
+    return _current
+
+
+def _start(engine: str, started: int, launcher: str, options: Options) -> Engine:
+    from kerasdist.engine.devices import claim_devices
+
+    if engine == "local":
+        from kerasdist.engine.local import LocalEngine
+
+        return LocalEngine()
+    from kerasdist.engine.horovod import HorovodEngine
+
+    running = HorovodEngine(options.timeout_s)
+    running.start()
+    if running.size != started:
+        seen, built = running.size, ", ".join(running.controllers())
+        running.stop()
+        raise EngineError(
+            f"{launcher} started {started} processes, but Horovod sees {seen}: each would train alone. "
+            f"Built controllers: {built}. Start the script with `horovodrun -np {started}`, or with mpirun and a "
+            "Horovod built with MPI (`kerasdist build-engine --mpi`)."
+        )
+    claim_devices(running.local_rank, running.local_size)
+    atexit.register(shutdown)
+    return running
+
+
+def current() -> Engine:
+    """The running engine; starts it with default options if need be."""
+    return _current if _current is not None else init()
+
+
+def shutdown() -> None:
+    """Stops the engine. Every rank must call it; it is called at exit."""
+    global _current
+    if _current is not None:
+        _current.stop()
+        _current = None
+
+
+def world() -> Group:
+    """The group of all ranks."""
+    return current().world
+
+
+def rank() -> int:
+    """This process's number, 0 to ``size() - 1``. Any rank may call it alone."""
+    return current().rank
+
+
+def size() -> int:
+    """The number of processes in the job. Any rank may call it alone."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's number on its host. Any rank may call it alone."""
+    return current().local_rank

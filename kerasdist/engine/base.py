@@ -1,0 +1,87 @@
+"""The two interfaces of the engine: is the job started and who is there (Engine); move this tensor (Group)."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+REDUCTIONS = ("sum", "mean", "min", "max")
+
+
+class Group(abc.ABC):
+    """Ranks that exchange tensors. Every method is collective: each rank of the group must call it.
+
+    Collectives are matched by name, so concurrent ones need different names, and the same name on every rank.
+    Inside a ``tf.function`` they become part of the graph.
+    """
+
+    rank: int
+    size: int
+
+    @abc.abstractmethod
+    def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
+        """Reduces tensors of equal shape and dtype over all ranks.
+
+        Args:
+            tensor: The rank's own tensor.
+            op: ``"sum"``, ``"mean"``, ``"min"`` or ``"max"``, computed in the tensor's dtype.
+            name: Name of the collective.
+
+        Returns:
+            The reduced tensor, the same on every rank.
+        """
+
+    @abc.abstractmethod
+    def all_gather(self, tensor: Any, name: str) -> Any:
+        """Concatenates the ranks' tensors along the first axis, whose length may differ by rank."""
+
+    @abc.abstractmethod
+    def all_to_all(self, tensor: Any, splits: Any, name: str) -> Any:
+        """Sends ``splits[k]`` rows to rank k and returns the rows received, in rank order."""
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+        """Returns the root's tensor on every rank; shapes and dtypes must agree."""
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+
+
+class Engine(abc.ABC):
+    """Starts and stops communication and says who this process is."""
+
+    name: str
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Starts communication. Every rank must call it, once, before any collective."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Ends communication. Every rank must call it."""
+
+    @property
+    @abc.abstractmethod
+    def rank(self) -> int:
+        """This process's number, 0 to size - 1."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """The number of processes in the job."""
+
+    @property
+    @abc.abstractmethod
+    def local_rank(self) -> int:
+        """This process's number on its host."""
+
+    @property
+    @abc.abstractmethod
+    def local_size(self) -> int:
+        """The number of processes on this host."""
+
+    @property
+    @abc.abstractmethod
+    def world(self) -> Group:
+        """The group of all ranks."""

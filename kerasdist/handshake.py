@@ -1,0 +1,78 @@
+"""Do all ranks train the same model in the same way? Asked before the first step of every ``fit``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import kerasdist
+from kerasdist import keras_hooks
+from kerasdist.config import Settings
+from kerasdist.engine import Group
+from kerasdist.errors import RankMismatchError
+from kerasdist.helpers import gather_json
+from kerasdist.optimizer import distributed_apply
+
+
+def signature(model: Any, settings: Settings) -> dict[str, Any]:
+    """What must be equal on all ranks, as a flat dict of JSON values.
+
+    Names that the user gave are kept; names that Keras made up (``dense_3``) are replaced by the class, so that a
+    layer made on one rank alone changes nothing.
+    """
+    facts: dict[str, Any] = {
+        "kerasdist": kerasdist.__version__,
+        "keras": keras.__version__,
+        "tensorflow": tf.__version__,
+        "floatx": keras.config.floatx(),
+        "dtype policy": str(getattr(model.dtype_policy, "name", model.dtype_policy)),
+        "compression": settings.compressor.name,
+        "bucket_mb": settings.bucket_mb,
+        "alone_kb": settings.options.alone_kb,
+    }
+    auto_names = keras_hooks.auto_named(model)
+    for position, variable in enumerate(model.variables):
+        if "seed_generator" in variable.path:
+            continue
+        parts = [auto_names.get(part, part) for part in variable.path.split("/")]
+        shape = "x".join(map(str, variable.shape))
+        facts[f"variable {position}"] = f"{'/'.join(parts)} {shape} {variable.dtype} trainable={variable.trainable}"
+    for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
+        applied = distributed_apply(optimizer)
+        config = json.loads(json.dumps(optimizer.get_config(), default=lambda value: type(value).__name__))
+        for config_part in (config, (config.get("inner_optimizer") or {}).get("config") or {}):
+            # State of rank 0, broadcast with it; and a name that Keras numbers.
+            if not isinstance(config_part.get("learning_rate"), dict):
+                config_part.pop("learning_rate", None)
+            config_part.pop("name", None)
+        facts[f"optimizer {number}"] = type(optimizer).__name__
+        facts[f"optimizer {number} options"] = json.dumps(config, sort_keys=True)
+        facts[f"optimizer {number} collectives"] = applied.averager.name if applied else None
+    return facts
+
+
+def agree(facts: dict[str, Any], group: Group) -> None:
+    """Raises on every rank, with a table of the first differences, unless all ranks bring equal facts.
+
+    Raises:
+        RankMismatchError: On all ranks.
+    """
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if len(set(gather_json(digest, group, "handshake"))) == 1:
+        return
+    every = gather_json(facts, group, "handshake.facts")
+    keys = list(dict.fromkeys(key for one in every for key in one))
+    different = [key for key in keys if len({json.dumps(one.get(key)) for one in every}) > 1]
+    lines = []
+    for key in different[:3]:
+        lines.append(f"  {key}:")
+        lines += [f"    rank {rank}: {one.get(key, 'none')}" for rank, one in enumerate(every)]
+    more = f"\n  and {len(different) - 3} more differences" if len(different) > 3 else ""
+    raise RankMismatchError(
+        f"rank {group.rank}: the ranks do not train the same model. First differences:\n" + "\n".join(lines) + more
+        + "\nBuild model and optimizer by the same code on every rank."
+    )

@@ -1,0 +1,244 @@
+"""The only module that leans on the internals of Keras and TensorFlow. Written against Keras 3.10 to 3.15.
+
+What it does to foreign objects: it sets methods on single instances (``patch``), and, on ranks other than 0, mutes
+the four callbacks of Keras that write files. Everything else reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters import get_data_adapter as _get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays as can_convert_arrays
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split as train_validation_split
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight as unpack_data
+from keras.src.trainers.trainer import Trainer
+from keras.src.utils.naming import to_snake_case
+from tensorflow.python.eager import context as _tf_context
+
+__all__ = ["DataAdapter", "can_convert_arrays", "train_validation_split", "unpack_data"]
+
+CLIP = "_clip_gradients"  # called between the accumulation and the update (base_optimizer.py)
+METRICS = "_get_metrics_result_or_logs"  # called once at the end of an epoch and of an evaluation (trainer.py)
+_OWNER = "_kerasdist_owner"
+_HOOKS = "_kerasdist_hooks"
+
+
+def check_backend() -> None:
+    """Raises ValueError unless Keras runs on TensorFlow."""
+    backend = keras.config.backend()
+    if backend != "tensorflow":
+        raise ValueError(
+            f"kerasdist needs Keras' TensorFlow backend. Received: backend={backend!r}. Set KERAS_BACKEND=tensorflow "
+            "before Keras is imported."
+        )
+
+
+# Methods set on instances -------------------------------------------------------------------------------------------
+
+
+def patch(target: Any, methods: dict[str, Callable[..., Any]], owner: Any) -> None:
+    """Sets methods on one instance, past the attribute tracking of Keras, and remembers whose they are."""
+    for name, method in methods.items():
+        object.__setattr__(target, name, method)
+    known = set(vars(target).get(_HOOKS, ())) | set(methods)
+    object.__setattr__(target, _HOOKS, frozenset(known))
+    object.__setattr__(target, _OWNER, owner)
+
+
+def unpatch(target: Any) -> None:
+    """Removes what ``patch`` set."""
+    for name in (*vars(target).get(_HOOKS, ()), _HOOKS, _OWNER):
+        if name in vars(target):
+            object.__delattr__(target, name)
+
+
+def patched_by(target: Any) -> Any:
+    """The owner of the methods set on this instance, or None."""
+    return vars(target).get(_OWNER)
+
+
+def plain(target: Any, name: str) -> Callable[..., Any]:
+    """The method that the instance's class gives it, whatever was set on the instance."""
+    return functools.partial(getattr(type(target), name), target)
+
+
+@contextlib.contextmanager
+def observe_models(attach: Callable[[Any], None]) -> Iterator[None]:
+    """Calls ``attach(model)`` for every model that is made or compiled inside the context."""
+    made, compiled = TensorFlowTrainer.__init__, Trainer.compile
+
+    def on_made(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        attach(self)
+
+    @functools.wraps(compiled)
+    def on_compiled(self: Any, *args: Any, **kwargs: Any) -> None:
+        attached = patched_by(self) is not None
+        attach(self)
+        if attached:
+            compiled(self, *args, **kwargs)
+        else:
+            self.compile(*args, **kwargs)
+
+    TensorFlowTrainer.__init__, Trainer.compile = on_made, on_compiled
+    try:
+        yield
+    finally:
+        TensorFlowTrainer.__init__, Trainer.compile = made, compiled
+
+
+# Models and optimizers ----------------------------------------------------------------------------------------------
+
+
+def clip_gradients(optimizer: Any, grads: list[Any]) -> Any:
+    """Keras' own clipping, whatever hook stands before it."""
+    return type(optimizer)._clip_gradients(optimizer, grads)
+
+
+def scale_gradient(gradient: Any, factor: Any) -> Any:
+    """A gradient, dense or ``tf.IndexedSlices``, times a scalar."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def is_built(model: Any) -> bool:
+    """Whether all variables of the model and of its optimizer exist."""
+    optimizer = getattr(model, "optimizer", None)
+    return all(layer.built for layer in model._flatten_layers()) and (optimizer is None or optimizer.built)
+
+
+def build(model: Any, spec: Any) -> None:
+    """Builds model, metrics and optimizer from the specification of a batch: what Keras expects, of TensorSpecs."""
+    unbuilt_model = not all(layer.built for layer in model._flatten_layers())
+    if unbuilt_model:
+        model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
+    elif model.optimizer is not None and not model.optimizer.built:
+        with keras.name_scope(model.optimizer.name, caller=model.optimizer):
+            model.optimizer.build(model.trainable_variables)
+
+
+def _known_rank(spec: Any) -> Any:
+    if spec is not None and spec.shape.rank is None:
+        raise ValueError(
+            "The model is not built, and cannot be built from data of unknown rank. Build it before `fit`: give it "
+            f"an Input, or call it on a batch. Received: {spec}"
+        )
+    return spec
+
+
+def turn_off_xla(model: Any) -> bool:
+    """Turns ``jit_compile`` off, for Horovod's operations have no XLA kernels; whether it was on."""
+    was_on = bool(model.jit_compile)
+    model.jit_compile = False
+    return was_on
+
+
+def loss_reductions(model: Any) -> list[str | None]:
+    """The reductions of the compiled losses."""
+    compiled = getattr(model, "_compile_loss", None)
+    user_loss = getattr(compiled, "_user_loss", None)
+    losses = [loss for loss in tf.nest.flatten(user_loss) if isinstance(loss, keras.losses.Loss)]
+    return [loss.reduction for loss in losses]
+
+
+def auto_named(model: Any) -> dict[str, str]:
+    """Names of layers that Keras made up, such as ``dense_1``, each with its class name."""
+    names = {}
+    for layer in model._flatten_layers():
+        base = to_snake_case(type(layer).__name__)
+        if re.fullmatch(rf"{re.escape(base)}(_\d+)?", layer.name):
+            names[layer.name] = type(layer).__name__
+    return names
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The state variables of the model's random layers."""
+    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
+    return list({id(g.state): g.state for g in generators}.values())
+
+
+def own_optimizers(model: Any) -> list[Any]:
+    """Every optimizer that is an attribute of the model."""
+    found = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    return list({id(optimizer): optimizer for optimizer in found}.values())
+
+
+def initial_epoch(model: Any) -> int | None:
+    """The epoch that ``BackupAndRestore`` asks ``fit`` to start from."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Sets the epoch that ``fit`` starts from."""
+    model._initial_epoch = epoch
+
+
+def make_callback_list(callbacks: Any) -> tuple[list[Any], Any]:
+    """Splits the ``callbacks`` argument of ``fit`` into a list and the user's own CallbackList, if any."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return [], callbacks
+    return list(tf.nest.flatten(callbacks)) if callbacks is not None else [], None
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+def get_data_adapter(**kwargs: Any) -> DataAdapter:
+    """Keras' own adapter for x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight."""
+    return _get_data_adapter(**kwargs)
+
+
+# Seeds --------------------------------------------------------------------------------------------------------------
+
+
+def user_seed() -> int | None:
+    """The seed that the user set for TensorFlow or Keras, or None."""
+    seed = _tf_context.global_seed()
+    return int(seed) if seed is not None else None
+
+
+# Ranks other than 0 -------------------------------------------------------------------------------------------------
+
+_WRITERS = ("BackupAndRestore", "CSVLogger", "TensorBoard")
+
+
+def silence_this_rank() -> None:
+    """Turns off progress bars, and the callbacks of Keras that write files, in this process."""
+    keras.config.disable_interactive_logging()
+    for name in _WRITERS:
+        writer = getattr(keras.callbacks, name)
+        for method in dir(writer):
+            if method.startswith("on_"):
+                setattr(writer, method, _no_operation)
+    keras.callbacks.TensorBoard.set_model = keras.callbacks.Callback.set_model
+
+
+def _no_operation(self: Any, *args: Any, **kwargs: Any) -> None:
+    """A callback method of a rank that writes no files."""
+
+
+def numpy_values(variables: list[Any]) -> list[np.ndarray]:
+    """The variables' values on the host."""
+    return [np.asarray(variable) for variable in variables]
+
+
+def flat_layers(model: Any) -> list[Any]:
+    """The model and all layers inside it."""
+    return list(model._flatten_layers())
+
+
+def samples_seen(model: Any) -> float:
+    """The weight that the model's loss tracker holds: this rank's samples of the epoch; 0 without one."""
+    tracker = getattr(model, "_loss_tracker", None)
+    return float(tracker.count) if tracker is not None else 0.0

@@ -1,0 +1,75 @@
+"""Epoch values over all ranks: the state variables of metrics are reduced, not their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasdist import keras_hooks
+from kerasdist.engine import Group
+from kerasdist.errors import RankMismatchError
+
+
+def sum_states(model: Any, group: Group) -> None:
+    """Replaces the state of the model's metrics by the sum over ranks. Every rank must call it."""
+    variables = list(model.metrics_variables)
+    flat, assign = _flatten(variables)
+    assign(np.asarray(group.all_reduce(flat, "sum", "metrics.sum")))
+
+
+def check_equal_states(model: Any, group: Group, rtol: float = 1e-4) -> None:
+    """Replaces the metrics' state by the mean over ranks, which must agree: all evaluated the same data.
+
+    Raises:
+        RankMismatchError: On every rank, if they do not agree.
+    """
+    variables = list(model.metrics_variables)
+    flat, assign = _flatten(variables)
+    low = np.asarray(group.all_reduce(flat, "min", "metrics.min"))
+    high = np.asarray(group.all_reduce(flat, "max", "metrics.max"))
+    if not np.allclose(low, high, rtol=rtol, atol=rtol, equal_nan=True):
+        first = int(np.argmax(~np.isclose(low, high, rtol=rtol, atol=rtol, equal_nan=True)))
+        raise RankMismatchError(
+            f"rank {group.rank}: the ranks evaluated different validation data, or different weights (a metric state "
+            f"is {low[first]:.6g} on one rank and {high[first]:.6g} on another). Give all ranks the same "
+            "`validation_data`, or share it out with kerasdist.shard(...)."
+        )
+    assign(np.asarray(group.all_reduce(flat, "mean", "metrics.mean")))
+
+
+def average_moving_statistics(model: Any, group: Group) -> None:
+    """Replaces the moving statistics of BatchNormalization by their mean over ranks, weighted by samples."""
+    layers = [layer for layer in keras_hooks.flat_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    variables = [variable for layer in layers for variable in layer.non_trainable_variables if "seed" not in variable.path]
+    if not variables:
+        return
+    samples = keras_hooks.samples_seen(model) or 1.0
+    flat, assign = _flatten(variables)
+    total = np.asarray(group.all_reduce(np.append(flat * samples, samples), "sum", "moving_statistics"))
+    assign(total[:-1] / total[-1])
+
+
+def mean_logs(logs: Any, rows: Any, group: Group) -> Any:
+    """The mean over ranks of what an own step returned, weighted by its samples; scalars only."""
+    keys = sorted(key for key, value in logs.items() if np.ndim(value) == 0)
+    weight = float(rows)
+    flat = np.array([weight, *(weight * float(logs[key]) if weight else 0.0 for key in keys)])
+    total = np.asarray(group.all_reduce(flat, "sum", f"logs.{len(keys)}"))
+    return {**logs, **dict(zip(keys, (total[1:] / total[0]).tolist(), strict=True))}
+
+
+def _flatten(variables: list[Any]) -> tuple[np.ndarray, Callable[[np.ndarray], None]]:
+    """All variables as one float64 vector, and a function that assigns such a vector back."""
+    values = keras_hooks.numpy_values(variables)
+    flat = np.concatenate([value.astype(np.float64).ravel() for value in values] or [np.zeros(0)])
+
+    def assign(vector: np.ndarray) -> None:
+        start = 0
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(vector[start : start + value.size].reshape(value.shape).astype(value.dtype))
+            start += value.size
+
+    return flat, assign

@@ -1,0 +1,217 @@
+"""What one rank's copy of a model does beyond Keras: in each step, at the start of training, at an epoch's end.
+
+Both doors attach a ``Replica`` to a model; they differ in who shares out the data and in how long it stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasdist import handshake, keras_hooks
+from kerasdist.config import Settings
+from kerasdist.data.shared import rows_of
+from kerasdist.engine import Group
+from kerasdist.helpers import send_variables
+from kerasdist.metrics import average_moving_statistics, check_equal_states, mean_logs, sum_states
+from kerasdist.optimizer import distribute_optimizer
+from kerasdist.step import Batch, Step, step_scope
+
+LINEAR_REDUCTIONS = ("sum_over_batch_size", "mean", None)
+
+
+class Replica:
+    """One rank's copy of a model.
+
+    Args:
+        model: The Keras model.
+        group: The ranks that train it together.
+        settings: How.
+        owner: The door that attached it.
+        shares_validation: Whether evaluation data is shared out, so that metric states add up. Otherwise every rank
+            evaluates all of it, and the states must be equal.
+    """
+
+    def __init__(self, model: Any, group: Group, settings: Settings, owner: Any, shares_validation: bool) -> None:
+        self.model = model
+        self.group = group
+        self.settings = settings
+        self.owner = owner
+        self.shares_validation = shares_validation
+        self.ready = False
+        self.evaluating = False
+        self._folded: set[int] = set()
+        with tf.init_scope():
+            self._last_rows = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+        methods = {
+            "make_train_function": self.make_train_function,
+            "train_step": self.train_step,
+            "test_step": self.test_step,
+            keras_hooks.METRICS: self.metrics_or_logs,
+        }
+        if group.rank != 0:
+            methods |= {name: write_nothing for name in ("save", "save_weights", "export")}
+        keras_hooks.patch(model, methods, owner)
+
+    def __repr__(self) -> str:
+        return f"Replica({self.model.name!r}, rank={self.group.rank})"
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def train_step(self, data: Any) -> Any:
+        """The model's own ``train_step``, its gradients weighted by this rank's samples."""
+        batch = as_batch(data)
+        total = batch.total
+        if total is None:
+            counted = self.group.all_reduce(tf.cast(batch.rows, tf.float32), "sum", "step.rows")
+            total = tf.cast(counted, tf.int64)
+        own_step = keras_hooks.plain(self.model, "train_step")
+        step = Step(batch.rows, total)
+        with step_scope(step), self._untouched_by(batch.may_be_empty):
+            logs = own_step(batch.data)
+        if self.group.size > 1 and not step.applied and self.model.trainable_variables:
+            raise RuntimeError(
+                f"rank {self.group.rank}: this train step updated nothing through an optimizer that averages, so the "
+                "ranks would train apart. Apply `model.optimizer`, an optimizer that is an attribute of the model, or "
+                "one from strategy.wrap_optimizer()."
+            )
+        self._last_rows.assign(tf.cast(batch.rows, tf.float64))
+        return logs
+
+    def test_step(self, data: Any) -> Any:
+        """The model's own ``test_step``; a batch without samples changes no metric."""
+        batch = as_batch(data)
+        if isinstance(data, Batch):
+            self.shares_validation = True
+        with self._untouched_by(batch.may_be_empty):
+            logs = keras_hooks.plain(self.model, "test_step")(batch.data)
+        self._last_rows.assign(tf.cast(batch.rows, tf.float64))
+        return logs
+
+    def predict_step(self, data: Any) -> Any:
+        """The model's own ``predict_step``, and how many of its rows count."""
+        batch = as_batch(data)
+        outputs = keras_hooks.plain(self.model, "predict_step")(batch.data)
+        return outputs, tf.reshape(batch.rows, [1])
+
+    @contextlib.contextmanager
+    def _untouched_by(self, may_be_empty: Any) -> Iterator[None]:
+        """Takes back what a batch that counts nothing did to metrics, moving statistics and seeds."""
+        if may_be_empty is None:
+            yield
+            return
+        state = [*self.model.non_trainable_variables, *self.model.metrics_variables]
+        before = {id(variable): (variable, variable.value + 0) for variable in state}
+        yield
+
+        def take_back() -> int:
+            for variable, value in before.values():
+                variable.assign(value)
+            return 0
+
+        tf.cond(may_be_empty, take_back, lambda: 0)
+
+    # The start of training ------------------------------------------------------------------------------------------
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Keras' train function, which before its first step of a ``fit`` makes the ranks agree."""
+        model = self.model
+        keras_hooks.plain(model, "make_train_function")(force=force)
+        function = model.train_function
+        if getattr(function, "prepares", None) is self:
+            return
+
+        def prepared(iterator: Any) -> Any:
+            if not self.ready:
+                self.prepare(getattr(iterator, "element_spec", None))
+            return function(iterator)
+
+        prepared.prepares = self  # type: ignore[attr-defined]
+        model.train_function = prepared
+
+    def distribute_optimizers(self) -> None:
+        """Puts the averaging before the update of every optimizer of the model."""
+        for optimizer in keras_hooks.own_optimizers(self.model):
+            distribute_optimizer(optimizer, self.group, self.settings, self.owner)
+
+    def prepare(self, spec: Any) -> None:
+        """Builds what is not built, compares the ranks, and gives all of them rank 0's state. Collective."""
+        model = self.model
+        if not keras_hooks.is_built(model):
+            if spec is None:
+                raise ValueError(f"rank {self.group.rank}: build the model before `fit`; its data has no specification.")
+            keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
+        self.distribute_optimizers()
+        self._check_loss()
+        handshake.agree(handshake.signature(model, self.settings), self.group)
+        optimizer_variables = [v for optimizer in keras_hooks.own_optimizers(model) for v in optimizer.variables]
+        send_variables([*model.weights, *optimizer_variables], self.group)
+        self._fold_seeds()
+        self.ready = True
+
+    def _check_loss(self) -> None:
+        odd = [one for one in keras_hooks.loss_reductions(self.model) if one not in ("sum_over_batch_size", "mean")]
+        if odd and self.group.size > 1:
+            raise ValueError(
+                f"rank {self.group.rank}: losses must be means over the samples, so that the workers' gradients can be "
+                f"averaged by their samples. Expected reduction='sum_over_batch_size' or 'mean'. Received: {odd[0]!r}"
+            )
+
+    def _fold_seeds(self) -> None:
+        """Makes each rank's random layers draw their own masks, reproducibly; rank 0's stay as they are."""
+        for state in keras_hooks.seed_states(self.model):
+            if id(state) not in self._folded and self.group.rank:
+                seed, counter = (int(value) for value in keras_hooks.numpy_values([state])[0])
+                state.assign([(seed + 1_000_003 * self.group.rank) % 2**31, counter])
+            self._folded.add(id(state))
+
+    # The end of an epoch --------------------------------------------------------------------------------------------
+
+    def metrics_or_logs(self, logs: Any) -> Any:
+        """Makes the metrics those of all ranks, then gives Keras' answer. Collective."""
+        own = keras_hooks.plain(self.model, keras_hooks.METRICS)
+        if self.group.size == 1:
+            return own(logs)
+        if self.evaluating and not self.shares_validation:
+            check_equal_states(self.model, self.group)
+        else:
+            if not self.evaluating:
+                average_moving_statistics(self.model, self.group)
+            sum_states(self.model, self.group)
+        answer = own(logs)
+        if answer is logs:
+            return mean_logs(logs, self._last_rows, self.group)
+        return answer
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Marks what Keras does inside as evaluation."""
+        before, self.evaluating = self.evaluating, True
+        try:
+            yield
+        finally:
+            self.evaluating = before
+
+
+def as_batch(data: Any) -> Batch:
+    """The batch that kerasdist shared out, or the rank's own data as one whose total is not known."""
+    return data if isinstance(data, Batch) else Batch(data, rows_of(data), None, None)
+
+
+def write_nothing(*args: Any, **kwargs: Any) -> None:
+    """``save``, ``save_weights`` and ``export`` on ranks other than 0."""
+
+
+def no_xla(model: Any) -> None:
+    """Turns XLA off for the train step, and says so where the user asked for it."""
+    if keras_hooks.turn_off_xla(model):
+        warnings.warn(
+            "jit_compile was turned off: the collectives inside the train step have no XLA kernels.", stacklevel=3
+        )
+
+
+Attach = Callable[[Any], Any]
