@@ -15,7 +15,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.command("build-engine")
 @click.option("--mpi/--no-mpi", default=None, help="Build with MPI.  [default: where mpicc is found]")
-@click.option("--nccl/--no-nccl", default=None, help="Build with NCCL, for GPUs.  [default: where CUDA and NCCL are found]")
+@click.option("--nccl/--no-nccl", default=None, help="Build with NCCL, for GPUs.  [default: where found]")
 @click.option("--cuda-home", type=_FOLDER, help="Folder of CUDA, with bin/nvcc in it.")
 @click.option("--nccl-home", type=_FOLDER, help="Folder of NCCL, with include and lib in it.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Parallel compilers.  [default: one a core, as memory allows]")

@@ -62,7 +62,9 @@ def _tensorflow(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("TensorFlow", "missing", "not installed", "pip install 'kerasdist[cpu]' (or [gpu])", blocks=True)
     elif len(evidence.packages) > 1:
         every = " ".join(name for name, _ in evidence.packages)
-        yield Finding("TensorFlow", "wrong", f"{names}: installed twice", f"pip uninstall {every}; install one", blocks=True)
+        yield Finding(
+            "TensorFlow", "wrong", f"{names}: installed twice", f"pip uninstall {every}; install one", blocks=True
+        )
     elif "error" in answer:
         yield Finding("TensorFlow", "wrong", f"{names}: {answer['error']}", "install TensorFlow again", blocks=True)
     else:
@@ -110,7 +112,12 @@ def _built_in(evidence: Evidence, answer: Mapping[str, Any]) -> Iterator[Finding
     nccl = [f"NCCL {answer['nccl']}"] if answer["nccl"] else []
     operations = ", ".join([*controllers, *nccl])
     if evidence.answers["tensorflow"].get("gpus") and not nccl:
-        yield Finding("Tensor operations", "missing", f"{operations}; no NCCL, so GPUs go through host memory", "kerasdist build-engine --nccl")
+        yield Finding(
+            "Tensor operations",
+            "missing",
+            f"{operations}; no NCCL, so GPUs go through host memory",
+            "kerasdist build-engine --nccl",
+        )
     else:
         yield Finding("Tensor operations", "good", operations)
     if evidence.horovodrun or (answer["mpi"] and evidence.mpirun):
@@ -133,7 +140,9 @@ def _mpi(evidence: Evidence) -> Iterator[Finding]:
     elif evidence.mpirun:
         yield Finding("MPI", "note", f"{evidence.mpi or 'found'}, not built in", "kerasdist build-engine --mpi")
     elif built:
-        yield Finding("MPI", "missing", "built in, but mpirun is not found", "apt-get install openmpi-bin, or horovodrun --gloo")
+        yield Finding(
+            "MPI", "missing", "built in, but mpirun is not found", "apt-get install openmpi-bin, or horovodrun --gloo"
+        )
     else:
         yield Finding("MPI", "note", "not installed, not needed: Gloo does without")
 
@@ -170,7 +179,9 @@ def _trial(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("2 processes", "good", f"mean of their ranks: 0.5 ({evidence.trial['seconds']:.0f} s)")
     else:
         value = evidence.trial.get("error") or f"mean of their ranks: {evidence.trial.get('mean')}, expected 0.5"
-        yield Finding("2 processes", "wrong", value, "mend the lines above; then kerasdist build-engine --force", blocks=True)
+        yield Finding(
+            "2 processes", "wrong", value, "mend the lines above; then kerasdist build-engine --force", blocks=True
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

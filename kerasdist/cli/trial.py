@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 # What an outer launcher set for this process must not reach the two.
-_OF_A_LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_", "HOROVOD_GLOO_R")
+_OF_A_LAUNCHER = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_",
+    "HOROVOD_CROSS_",
+    "HOROVOD_GLOO_R",
+)
 _GRACE_S = 10
 
 

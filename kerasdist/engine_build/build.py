@@ -109,7 +109,10 @@ def failure_text(command: Sequence[str], status: int, tail: Sequence[str] | dequ
     """Returns what a failed build says: the end of the log, the step, the likely cause, the whole log's place."""
     cause = likely_cause("".join(tail)) or "not one that kerasdist knows; the log says more"
     end = "".join(list(tail)[-_SHOWN_LINES:]).rstrip()
-    return f"{end}\n\nThe engine was not built: `pip {command[3]}` ended with status {status}.\nLikely cause: {cause}.\nWhole log: {log}"
+    return (
+        f"{end}\n\nThe engine was not built: `pip {command[3]}` ended with status {status}.\n"
+        f"Likely cause: {cause}.\nWhole log: {log}"
+    )
 
 
 def _nccl_home(nccl: Nccl, folder: Path) -> Path:

@@ -6,7 +6,11 @@ import re
 
 # (pattern, cause, mend): the specific before the general.
 CAUSES = (
-    (r"DO NOT MATCH THE HASHES", "the source that the package index gave is not Horovod's", "check the index that pip uses"),
+    (
+        r"DO NOT MATCH THE HASHES",
+        "the source that the package index gave is not Horovod's",
+        "check the index that pip uses",
+    ),
     (r"No space left on device", "the disk is full", "make room, or set TMPDIR to a larger disk"),
     (
         r"(c\+\+|g\+\+|cc1plus).*(Killed|killed)|fatal error: Killed signal|std::bad_alloc|virtual memory exhausted",
@@ -23,7 +27,11 @@ CAUSES = (
         "the package index does not have a package that the build needs",
         "check pip's configuration (`pip config list`)",
     ),
-    (r"ModuleNotFoundError: No module named 'tensorflow'|ImportError.*tensorflow", "TensorFlow does not load", "run `kerasdist doctor`"),
+    (
+        r"ModuleNotFoundError: No module named 'tensorflow'|ImportError.*tensorflow",
+        "TensorFlow does not load",
+        "run `kerasdist doctor`",
+    ),
     (r"Could NOT find Tensorflow", "CMake could not load TensorFlow", "run `kerasdist doctor`"),
     (r"Python\.h: No such file", "Python's headers are missing", "run `apt-get install python3-dev`"),
     (
@@ -32,15 +40,31 @@ CAUSES = (
         "run `apt-get install libopenmpi-dev`, or build with --no-mpi",
     ),
     (r"Could NOT find NCCL|nccl\.h: No such file", "NCCL was not found", "give --nccl-home, or build with --no-nccl"),
-    (r"unsupported GNU version|unsupported clang version", "CUDA does not take this compiler", "set CXX to an older one"),
-    (r"No CMAKE_CUDA_COMPILER|nvcc fatal", "CUDA's compiler does not work", "give --cuda-home, or build with --no-nccl"),
-    (r"No CMAKE_CXX_COMPILER|is not able to compile a simple test program", "the C++ compiler does not work", "run `apt-get install g++`"),
+    (
+        r"unsupported GNU version|unsupported clang version",
+        "CUDA does not take this compiler",
+        "set CXX to an older one",
+    ),
+    (
+        r"No CMAKE_CUDA_COMPILER|nvcc fatal",
+        "CUDA's compiler does not work",
+        "give --cuda-home, or build with --no-nccl",
+    ),
+    (
+        r"No CMAKE_CXX_COMPILER|is not able to compile a simple test program",
+        "the C++ compiler does not work",
+        "run `apt-get install g++`",
+    ),
     (
         r"(tensorflow|xla|tsl|absl)/[\w/.]+: No such file or directory",
         "the headers of this TensorFlow are not where Horovod expects them",
         "use a TensorFlow that kerasdist is tested with",
     ),
-    (r"unrecognized command.line option|requires compiler and library support", "the C++ compiler is too old", "set CXX to a newer one"),
+    (
+        r"unrecognized command.line option|requires compiler and library support",
+        "the C++ compiler is too old",
+        "set CXX to a newer one",
+    ),
 )
 
 

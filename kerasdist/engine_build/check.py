@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from kerasdist.engine_build import probe
 from kerasdist.engine_build.installed import InstalledEngine, installed_engine
 from kerasdist.engine_build.machine import tensorflow_packages
@@ -55,6 +53,6 @@ def _message(what: str, engine: InstalledEngine | None, mpi: bool = False, nccl:
     built_for = "" if engine is None else f"built for: TensorFlow {engine.tensorflow or 'none'}; "
     command = " ".join(["kerasdist build-engine", *["--mpi"] * mpi, *["--nccl"] * nccl])
     return (
-        f"The engine (Horovod) {what}. Expected: Horovod, built for the TensorFlow that runs, to start more than one worker. "
+        f"The engine (Horovod) {what}. Expected for several workers: Horovod, built for the TensorFlow that runs. "
         f"Received: {built_for}running: {running}. Build it with `{command}`; `kerasdist doctor` shows the rest."
     )

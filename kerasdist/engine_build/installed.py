@@ -42,11 +42,13 @@ def read_engine(version: str, site: Path) -> InstalledEngine:
     built = _json(site / "horovod" / "metadata.json")
     extension = any((site / "horovod" / "tensorflow").glob("mpi_lib*.so"))
     facts = _json(site / _RECORD)
-    return InstalledEngine(version, str(built.get("tensorflow", "")) if extension else "", facts if extension and facts else None)
+    return InstalledEngine(
+        version, str(built.get("tensorflow", "")) if extension else "", facts if extension and facts else None
+    )
 
 
 def record_engine(facts: Mapping[str, str]) -> None:
-    """Writes beside the installed Horovod what it was built for. Its list of files gets the record, so that pip removes both."""
+    """Writes beside the installed Horovod what it was built for, as a file of Horovod's own, so that pip removes both."""
     importlib.invalidate_caches()
     distribution = metadata.distribution("horovod")
     Path(str(distribution.locate_file(_RECORD))).write_text(json.dumps(dict(facts), indent=1), encoding="utf-8")

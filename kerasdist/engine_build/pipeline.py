@@ -95,7 +95,8 @@ def is_right(engine: InstalledEngine, facts: Mapping[str, str]) -> bool:
 def describe(facts: Mapping[str, str]) -> str:
     """Returns the facts as one phrase."""
     options = ", ".join(["gloo", *(facts[name] for name in ("mpi", "nccl", "cuda") if facts.get(name))])
-    return f"Horovod {facts['horovod']} for {facts['tensorflow']}, Python {facts['python']}, {facts['compiler']}, with {options}"
+    where = f"{facts['tensorflow']}, Python {facts['python']}, {facts['compiler'] or 'no compiler'}"
+    return f"Horovod {facts['horovod']} for {where}, with {options}"
 
 
 def install(wheel: Path, facts: Mapping[str, str]) -> None:
@@ -117,11 +118,16 @@ def verify(options: recipe.Options) -> dict[str, Any]:
     """Loads the engine in a fresh process and returns what it says is built in."""
     answer = probe(parts="tensorflow,horovod")["horovod"]
     if "error" in answer:
-        raise BuildError(f"The engine is installed but does not load: {answer['error']}\nRun `kerasdist build-engine --force`.")
+        raise BuildError(
+            f"The engine is installed but does not load: {answer['error']}\n"
+            "Build it anew with `kerasdist build-engine --force`."
+        )
     wanted = [name for name, asked in (("gloo", True), ("mpi", options.mpi), ("nccl", options.nccl)) if asked]
     missing = [name for name in wanted if not answer[name]]
     if missing:
-        raise BuildError(f"The engine loads but has no {' and no '.join(missing)}. Received: {answer}. Please report this.")
+        raise BuildError(
+            f"The engine loads but has no {' and no '.join(missing)}. Received: {answer}. Please report this."
+        )
     return answer
 
 

@@ -79,8 +79,11 @@ def _nccl(machine: Machine, options: Options) -> str | None:
     if machine.cuda is None:
         return "--nccl was asked for but CUDA's nvcc and headers are not found: install CUDA, or give --cuda-home."
     if machine.nccl is None:
-        return "--nccl was asked for but nccl.h and libnccl.so are not found: run `pip install nvidia-nccl-cu12`, or give --nccl-home."
+        mend = "run `pip install nvidia-nccl-cu12`, or give --nccl-home"
+        return f"--nccl was asked for but nccl.h and libnccl.so are not found: {mend}."
     if machine.tensorflow and machine.tensorflow_cuda is None:
         name, version = machine.tensorflow[0]
-        return f"--nccl was asked for but {name} {version} is built without CUDA: install `tensorflow[and-cuda]` instead."
+        return (
+            f"--nccl was asked for but {name} {version} is built without CUDA: install `tensorflow[and-cuda]` instead."
+        )
     return None

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def probe(environ: Mapping[str, str] | None = None, timeout_s: float = 180, parts: str = "tensorflow,keras,horovod") -> dict[str, Any]:
+def probe(
+    environ: Mapping[str, str] | None = None, timeout_s: float = 180, parts: str = "tensorflow,keras,horovod"
+) -> dict[str, Any]:
     """Asks the packages of this environment.
 
     Args:
