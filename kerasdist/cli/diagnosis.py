@@ -68,7 +68,7 @@ def _tensorflow(evidence: Evidence) -> Iterator[Finding]:
     elif "error" in answer:
         yield Finding("TensorFlow", "wrong", f"{names}: {answer['error']}", "install TensorFlow again", blocks=True)
     else:
-        yield Finding("TensorFlow", "good", f"{answer['version']} ({names})")
+        yield Finding("TensorFlow", "good", names)
 
 
 def _keras(evidence: Evidence) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from kerasdist.cli.evidence import collect
 from kerasdist.cli.trial import start_two
 
 _STYLES = {"good": "green", "note": "dim", "missing": "yellow", "wrong": "red"}
+_PIPE_COLUMNS = 160
 
 
 @click.command("doctor")
@@ -49,5 +50,7 @@ def _show(findings: list[Finding], fit: bool) -> None:
         state = Text(finding.state, style=_STYLES[finding.state])
         table.add_row(finding.name, state, Text(finding.value), Text(finding.mend))
     console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE_COLUMNS
     console.print(table)
     console.print("2 workers can train here." if fit else "2 workers cannot train here yet.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def build_wheel(
         _run(pip("download", *fetch, "--dest", str(source), "-r", str(pinned)), fetching, output, progress)
 
         progress.stage("compiling")
-        nccl_home = _nccl_home(machine.nccl, folder) if options.nccl and machine.nccl else None
+        nccl_home = _nccl_home(machine.nccl, log.with_suffix(".nccl")) if options.nccl and machine.nccl else None
         compiling = recipe.build_environment(environ, machine, options, tools, nccl_home)
         (archive,) = source.iterdir()
         how = ("--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir")
@@ -115,9 +116,13 @@ def failure_text(command: Sequence[str], status: int, tail: Sequence[str] | dequ
     )
 
 
-def _nccl_home(nccl: Nccl, folder: Path) -> Path:
-    """A folder as Horovod expects it: the package of NCCL names its library `libnccl.so.2`, and has no `libnccl.so`."""
-    home = folder / "nccl"
+def _nccl_home(nccl: Nccl, home: Path) -> Path:
+    """A folder as Horovod expects it: the package of NCCL names its library `libnccl.so.2`, and has no `libnccl.so`.
+
+    CMake leaves this folder in the binary as a place to search, so it stands in the user's cache: a temporary one
+    could later be made by somebody else.
+    """
+    shutil.rmtree(home, ignore_errors=True)
     (home / "lib").mkdir(parents=True)
     (home / "include").symlink_to(nccl.include)
     (home / "lib" / "libnccl.so").symlink_to(nccl.path)

@@ -48,7 +48,7 @@ def read_engine(version: str, site: Path) -> InstalledEngine:
 
 
 def record_engine(facts: Mapping[str, str]) -> None:
-    """Writes beside the installed Horovod what it was built for, as a file of Horovod's own, so that pip removes both."""
+    """Writes down, as one of the installed Horovod's files, what it was built for, so that pip removes both."""
     importlib.invalidate_caches()
     distribution = metadata.distribution("horovod")
     Path(str(distribution.locate_file(_RECORD))).write_text(json.dumps(dict(facts), indent=1), encoding="utf-8")

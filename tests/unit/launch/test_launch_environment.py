@@ -23,7 +23,7 @@ PMI = {"PMI_RANK": "0", "PMI_SIZE": "2"}
         (OPENMPI, LaunchEnvironment("openmpi", 2, 3, 0, 1)),
         (TORCHRUN, LaunchEnvironment("torchrun", 3, 8, 3, 4)),
         (SLURM, LaunchEnvironment("slurm", 2, 4, 0, 2)),
-        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,1"}, LaunchEnvironment("slurm", 2, 4, 0, None)),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, LaunchEnvironment("slurm", 2, 4, 0, None)),
         (PMI, LaunchEnvironment("pmi", 0, 2)),
         ({}, LaunchEnvironment(None, None, 1)),
     ],
