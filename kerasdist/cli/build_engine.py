@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -35,6 +37,7 @@ def command(
     Takes some minutes the first time; the finished engine is kept, and used again for the same Python, TensorFlow,
     compiler and options.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the compilers and removes what is temporary
     request = Request(mpi, nccl, cuda_home, nccl_home, jobs, force, verbose)
     try:
         build_engine(request, Console())

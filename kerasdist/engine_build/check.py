@@ -21,7 +21,7 @@ def check_build(mpi: bool = False, nccl: bool = False) -> None:
     """
     try:
         built = probe.look_at_horovod()
-    except (ImportError, OSError, AttributeError) as error:
+    except Exception as error:  # TensorFlow's own errors too: a damaged library is a NotFoundError
         raise explain_import_error(error) from error
     missing = []
     if not (built["gloo"] or built["mpi"]):

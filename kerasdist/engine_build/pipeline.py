@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import tempfile
@@ -56,7 +57,7 @@ def build_engine(request: Request, console: Console, environ: Mapping[str, str] 
     options = recipe.choose(machine, request.mpi, request.nccl, request.jobs)
     engine = None if request.force else installed_engine()
     if engine is not None and len(machine.tensorflow) == 1:
-        facts = recipe.engine_facts(machine, options)
+        facts = recipe.engine_facts(machine, at_least(options, request, engine))
         if is_right(engine, facts):
             _say(console, f"The engine is installed already: {describe(facts)}.")
             return dict(facts)
@@ -81,6 +82,16 @@ def build_engine(request: Request, console: Console, environ: Mapping[str, str] 
         built_in = verify(options)
     _say(console, f"The engine is ready: {_built_in(built_in)}.")
     return built_in
+
+
+def at_least(options: recipe.Options, request: Request, engine: InstalledEngine) -> recipe.Options:
+    """What was left open may also be there: an engine that was asked for with NCCL is not replaced by one without."""
+    has = engine.facts or {}
+    return dataclasses.replace(
+        options,
+        mpi=options.mpi or (request.mpi is None and bool(has.get("mpi"))),
+        nccl=options.nccl or (request.nccl is None and bool(has.get("nccl"))),
+    )
 
 
 def is_right(engine: InstalledEngine, facts: Mapping[str, str]) -> bool:

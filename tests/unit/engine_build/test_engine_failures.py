@@ -90,6 +90,16 @@ def test_only_the_very_same_engine_is_right(machine):
         assert not pipeline.is_right(InstalledEngine("0.28.1", "2.21.0", {**facts, name: "other"}), facts)
 
 
+def test_an_engine_with_more_than_the_default_is_kept_unless_it_was_asked_off(machine):
+    engine = InstalledEngine("0.28.1", "2.21.0", engine_facts(machine, Options(mpi=True, nccl=True)))
+    for request, kept in ((pipeline.Request(), True), (pipeline.Request(nccl=False), False)):
+        wanted = pipeline.at_least(Options(mpi=True), request, engine)
+        assert pipeline.is_right(engine, engine_facts(machine, wanted)) is kept
+    less = InstalledEngine("0.28.1", "2.21.0", engine_facts(machine, Options()))
+    wanted = pipeline.at_least(Options(mpi=True), pipeline.Request(), less)
+    assert not pipeline.is_right(less, engine_facts(machine, wanted))
+
+
 def test_where_the_compiler_is_gone_the_installed_engine_stays_right(machine):
     facts = engine_facts(machine, Options())
     assert pipeline.is_right(InstalledEngine("0.28.1", "2.21.0", facts), {**facts, "compiler": ""})
@@ -111,9 +121,9 @@ GOOD = {"version": "0.28.1", "gloo": True, "mpi": False, "nccl": "", "cuda": Fal
         (InstalledEngine("0.28.1", "2.20.0", None), ImportError("no"), {}, ("another TensorFlow", "TensorFlow 2.20.0")),
         (
             InstalledEngine("0.28.1", "2.21.0", None),
-            OSError("symbol"),
+            RuntimeError("symbol"),
             {},
-            ("does not load (OSError: symbol)", "2.21.0"),
+            ("does not load (RuntimeError: symbol)", "2.21.0"),
         ),
         (InstalledEngine("0.28.1", "2.21.0", None), GOOD, {"nccl": True}, ("without the NCCL", "build-engine --nccl")),
         (InstalledEngine("0.28.1", "2.21.0", None), GOOD, {"mpi": True}, ("without the MPI", "build-engine --mpi")),
