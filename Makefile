@@ -8,9 +8,8 @@ RUN := $(BIN)/horovodrun -np $(NP) --gloo $(BIN)/python
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 # The first Python on the path that is 3.11 to 3.13 and can make environments; asked only when one is to be made.
-PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
-	$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
-	2>/dev/null && echo $$python && break; done)
+FITS = -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do $$python $(FITS) && echo $$python && break; done)
 
 .PHONY: train test doctor bench clean machine
 
@@ -52,6 +51,6 @@ $(VENV)/.made: | machine
 
 # What the engine's build needs of the system, said before anything is downloaded.
 machine:
-	@test -e $(VENV)/.made || test -n "$(PYTHON)" || { echo "Python 3.11 to 3.13 with venv is needed: run \`apt-get install python3 python3-venv\`, or \`make PYTHON=/path/to/python3.12\`." >&2; exit 1; }
+	@test -e $(VENV)/.made || $(or $(PYTHON),false) $(FITS) || { echo "Python 3.11 to 3.13 with venv is needed: run \`apt-get install python3 python3-venv\`, or \`make PYTHON=/path/to/python3.12\`." >&2; exit 1; }
 	@command -v $(firstword $(CXX)) >/dev/null || { echo "A C++ compiler is needed: run \`apt-get install g++\`." >&2; exit 1; }
 	@test "$$(df -Pm . | awk 'NR == 2 {print $$4}')" -ge 5000 || { echo "5 GB of free disk are needed here: make room." >&2; exit 1; }
