@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 FITS = -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do $$python $(FITS) && echo $$python && break; done)
 
+# TensorFlow's remarks on its own build, once a worker, would hide the progress lines.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
 .PHONY: train test doctor bench clean machine
 
 train: $(VENV)/.train

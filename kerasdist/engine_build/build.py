@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,8 @@ from kerasdist.engine_build.progress import BuildProgress
 from kerasdist.errors import BuildError
 
 STAGES = 3
-_SHOWN_LINES = 25
+_SHOWN_LINES = 24
+_ERROR = re.compile(r": (fatal )?error:|CMake Error|No space left on device|undefined reference|\bKilled\b")
 
 
 def build_wheel(
@@ -107,9 +109,12 @@ def _run(command: Sequence[str], environ: Mapping[str, str], log: TextIO, progre
 
 
 def failure_text(command: Sequence[str], status: int, tail: Sequence[str] | deque[str], log: Path) -> str:
-    """Returns what a failed build says: the end of the log, the step, the likely cause, the whole log's place."""
+    """Returns what a failed build says: the log around its first error, the step, the likely cause, where the log is."""
     cause = likely_cause("".join(tail)) or "not one that kerasdist knows; the log says more"
-    end = "".join(list(tail)[-_SHOWN_LINES:]).rstrip()
+    lines = list(tail)
+    # What setup.py and pip say after the first error (a traceback, a clean-up) tells nothing.
+    first = next((number for number, line in enumerate(lines) if _ERROR.search(line)), len(lines))
+    end = "".join(lines[: first + _SHOWN_LINES // 2][-_SHOWN_LINES:]).rstrip()
     return (
         f"{end}\n\nThe engine was not built: `pip {command[3]}` ended with status {status}.\n"
         f"Likely cause: {cause}.\nWhole log: {log}"

@@ -47,6 +47,13 @@ def test_failure_text_ends_with_cause_and_log():
     assert text.endswith("Whole log: /logs/x.log")
 
 
+def test_failure_text_shows_the_first_error_and_not_the_clean_up():
+    tail = ["fine\n"] * 90 + ["a.cc:1:2: fatal error: no.h: No such file\n"] + ["clean\n"] * 90
+    shown = failure_text(["python", "-m", "pip", "wheel"], 1, tail, Path("/x.log")).splitlines()
+    assert "a.cc:1:2: fatal error: no.h: No such file" in shown
+    assert shown.count("fine") == 12 and shown.count("clean") == 11
+
+
 def _progress(lines):
     output = io.StringIO()
     with BuildProgress(Console(file=output, width=40), stages=1) as progress:
