@@ -109,7 +109,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], log: TextIO, progre
 
 
 def failure_text(command: Sequence[str], status: int, tail: Sequence[str] | deque[str], log: Path) -> str:
-    """Returns what a failed build says: the log around its first error, the step, the likely cause, where the log is."""
+    """Returns what a failed build says: the log around its first error, the likely cause, where the whole log is."""
     cause = likely_cause("".join(tail)) or "not one that kerasdist knows; the log says more"
     lines = list(tail)
     # What setup.py and pip say after the first error (a traceback, a clean-up) tells nothing.
