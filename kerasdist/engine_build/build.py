@@ -82,7 +82,7 @@ def pip(*arguments: str) -> list[str]:
 def _run(command: Sequence[str], environ: Mapping[str, str], log: TextIO, progress: BuildProgress) -> None:
     log.write(f"\n$ {' '.join(command)}\n")
     tail: deque[str] = deque(maxlen=2000)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         env=dict(environ),
         stdout=subprocess.PIPE,
@@ -91,18 +91,17 @@ def _run(command: Sequence[str], environ: Mapping[str, str], log: TextIO, progre
         text=True,
         errors="replace",
         start_new_session=True,  # so that an interrupt ends the compilers too
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            log.write(line)
-            tail.append(line)
-            progress.line(line)
-        status = process.wait()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                log.write(line)
+                tail.append(line)
+                progress.line(line)
+            status = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if status:
         log.flush()
         raise BuildError(failure_text(command, status, tail, Path(log.name)))
