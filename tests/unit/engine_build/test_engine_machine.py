@@ -30,7 +30,7 @@ def _cuda(home: Path, version: str) -> Path:
     ("says", "expected"),
     [
         ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", ("gcc", "12.2.0")),
-        ("g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", ("gcc", "11.4.0")),
+        ("g++ (crosstool-NG 1.25.0) 11.4.0", ("gcc", "11.4.0")),
         ("Debian clang version 14.0.6", ("clang", "14.0.6")),
     ],
 )
