@@ -95,7 +95,7 @@ def broadcast_state(model: Any = None, optimizer: Any = None, root: int = 0) -> 
         ValueError: Model or optimizer has no variables yet.
     """
     for name, part in (("model", model), ("optimizer", optimizer)):
-        if part is not None and not part.built:
+        if part is not None and not (keras_hooks.is_built(part) if name == "model" else part.built):
             raise ValueError(
                 f"rank {engine.rank()}: `{name}` must be built before its state can be sent. "
                 f"Received: {name}={part.name!r}, which is not."

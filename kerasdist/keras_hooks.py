@@ -113,19 +113,28 @@ def scale_gradient(gradient: Any, factor: Any) -> Any:
 
 
 def is_built(model: Any) -> bool:
-    """Whether all variables of the model and of its optimizer exist."""
-    optimizer = getattr(model, "optimizer", None)
-    return all(layer.built for layer in model._flatten_layers()) and (optimizer is None or optimizer.built)
+    """Whether all variables of the model exist. A model without a ``call``, such as a GAN's, is built if its parts are."""
+    without_call = type(model).call is keras.Model.call
+    return all(layer.built for layer in model._flatten_layers(include_self=not without_call))
 
 
 def build(model: Any, spec: Any) -> None:
-    """Builds model, metrics and optimizer from the specification of a batch: what Keras expects, of TensorSpecs."""
-    unbuilt_model = not all(layer.built for layer in model._flatten_layers())
-    if unbuilt_model:
-        model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
-    elif model.optimizer is not None and not model.optimizer.built:
-        with keras.name_scope(model.optimizer.name, caller=model.optimizer):
-            model.optimizer.build(model.trainable_variables)
+    """Builds model, metrics and optimizer from the specification of a batch: what Keras expects, of TensorSpecs.
+
+    Raises:
+        ValueError: It cannot be built from that.
+    """
+    if not is_built(model):
+        if spec is None:
+            raise ValueError("The model is not built, and the data has no specification to build it from.")
+        try:
+            model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+    for optimizer in own_optimizers(model):
+        if optimizer is getattr(model, "optimizer", None) and not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(model.trainable_variables)
 
 
 def _known_rank(spec: Any) -> Any:

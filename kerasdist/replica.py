@@ -141,10 +141,7 @@ class Replica:
     def prepare(self, spec: Any) -> None:
         """Builds what is not built, compares the ranks, and gives all of them rank 0's state. Collective."""
         model = self.model
-        if not keras_hooks.is_built(model):
-            if spec is None:
-                raise ValueError(f"rank {self.group.rank}: build the model before `fit`; its data has no specification.")
-            keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
+        keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
         self.distribute_optimizers()
         self._check_loss()
         handshake.agree(handshake.signature(model, self.settings), self.group)

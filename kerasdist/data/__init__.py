@@ -78,7 +78,7 @@ def share(
         inner = keras_hooks.get_data_adapter(
             x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments
         )
-        return GlobalBatches(inner, group, check)
+        return GlobalBatches(inner, group, check, smallest=inner.partial_batch_size or inner.batch_size)
     if contiguous:
         raise ValueError(
             "Options(partition='contiguous') can share out arrays only: what comes batched has no known middle. "

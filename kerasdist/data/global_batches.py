@@ -10,18 +10,29 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist.data.shared import SharedData, element, slice_global_batch
+from kerasdist.engine import Group
+from kerasdist.keras_hooks import DataAdapter
 
 
 class GlobalBatches(SharedData):
     """Keras' adapter at the global batch size, and this rank's slice of each batch.
 
     Order, shuffle and step count are those of one process.
+
+    Args:
+        inner: Keras' adapter.
+        group: The ranks.
+        check: Whether the ranks compare their first batch.
+        smallest: Samples of the smallest batch, or None if unknown.
     """
+
+    def __init__(self, inner: DataAdapter, group: Group, check: bool, smallest: int | None = None) -> None:
+        super().__init__(inner, group, check)
+        self._may_be_empty = smallest is None or smallest < group.size
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         spec, group = dataset.element_spec, self.group
-        sizes = (self.inner.batch_size, self.inner.partial_batch_size)
-        may_be_empty = any(size is None or 0 < size < group.size for size in sizes)
+        may_be_empty = self._may_be_empty
 
         def take(*args: Any) -> Any:
             return slice_global_batch(element(args, spec), group, may_be_empty)

@@ -23,19 +23,6 @@ class Groups(SharedData):
         inner = self.inner.num_batches
         return None if inner is None else math.ceil(inner / self.group.size)
 
-    @property
-    def batch_size(self) -> int | None:
-        inner = self.inner.batch_size
-        return None if inner is None else inner * self.group.size
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        return None
-
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         rank, size, spec = self.group.rank, self.group.size, dataset.element_spec
         blank = blank_leaves(spec)

@@ -48,21 +48,6 @@ class SharedData(keras_hooks.DataAdapter):
         """Steps of an epoch, the same on all ranks; None if unknown."""
         return self.inner.num_batches
 
-    @property
-    def batch_size(self) -> int | None:
-        """Samples of a global batch, or None."""
-        return self.inner.batch_size
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """Whether the last global batch is smaller."""
-        return self.inner.has_partial_batch
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """Samples of the last global batch."""
-        return self.inner.partial_batch_size
-
     def on_epoch_begin(self) -> None:
         """Passed on to Keras' adapter."""
         self.inner.on_epoch_begin()

@@ -31,9 +31,6 @@ class HorovodGroup(Group):
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
         return self._hvd.broadcast(tensor, root_rank=root, name=name)
 
-    def barrier(self) -> None:
-        self._hvd.barrier()
-
 
 class HorovodEngine(Engine):
     """Communication through Horovod.

@@ -27,9 +27,6 @@ class LocalGroup(Group):
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
         return tf.convert_to_tensor(tensor)
 
-    def barrier(self) -> None:
-        return None
-
 
 class LocalEngine(Engine):
     """One process; nothing to start and nothing to install."""

@@ -1,0 +1,150 @@
+"""Who reads which samples: recorded in the train step, and compared with what plain Keras gives on one process."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasdist
+from tests.parallel import data_kinds
+
+RANK, SIZE = kerasdist.init().rank, kerasdist.init().size
+
+
+class Recorder(keras.Model):
+    """Notes the first column of what every step trains on."""
+
+    def train_step(self, data):
+        x = keras.tree.flatten(data)[0]
+        tf.py_function(lambda values: self.seen.append(values.numpy().astype(int).tolist()), [x[:, 0]], [])
+        return super().train_step(data)
+
+
+def recorder(strategy=None):
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        inputs = keras.Input((1,))
+        model = Recorder(inputs, keras.layers.Dense(1)(inputs))
+        object.__setattr__(model, "seen", [])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+def case_every_sample_once():
+    """Ids 0 to 18 in batches of 2 for each worker, two epochs: what this rank saw, step by step."""
+    found = {}
+    for kind in data_kinds.KINDS:
+        for shuffled in (False, True):
+            keras.utils.set_random_seed(5)
+            strategy = kerasdist.DataParallelStrategy()
+            model = recorder(strategy)
+            call = data_kinds.arguments(kind, 19, 2, shuffled)
+            if kind == "generator":
+                model.fit(**call, epochs=1, verbose=0)
+            else:
+                model.fit(**call, epochs=2, verbose=0)
+            found[kind, shuffled] = model.seen
+    return found
+
+
+def case_contiguous():
+    strategy = kerasdist.DataParallelStrategy(options=kerasdist.Options(partition="contiguous"))
+    model = recorder(strategy)
+    ids = np.arange(19, dtype="float32")[:, None]
+    model.fit(ids, ids, batch_size=2, verbose=0)
+    return model.seen
+
+
+def case_global_batch():
+    found = {}
+    strategy = kerasdist.DataParallelStrategy(global_batch=True)
+    for kind in ("arrays", "tf_data", "py_dataset"):
+        model = recorder(strategy)
+        model.fit(**data_kinds.arguments(kind, 19, 6, False), epochs=1, verbose=0)
+        found[kind] = model.seen
+    return found
+
+
+def case_shard():
+    """The shared out data set through both doors."""
+    found = {}
+    for door in ("scope", "callback"):
+        for kind in ("arrays", "tf_data"):
+            ids = np.arange(19, dtype="float32")[:, None]
+            if kind == "arrays":
+                data = kerasdist.shard(ids, ids, batch_size=2, seed=3)
+                validation = kerasdist.shard(ids, ids, batch_size=2, shuffle=False)
+            else:
+                data = kerasdist.shard(tf.data.Dataset.from_tensor_slices((ids, ids)).batch(2))
+                validation = kerasdist.shard(tf.data.Dataset.from_tensor_slices((ids, ids)).batch(3))
+            strategy = kerasdist.DataParallelStrategy() if door == "scope" else None
+            model = recorder(strategy)
+            callbacks = [] if strategy else [kerasdist.DistributedOptimizer()]
+            history = model.fit(data, epochs=2, validation_data=validation, callbacks=callbacks, verbose=0).history
+            kernel = float(model.get_weights()[0][0, 0])
+            expected = float(np.mean((ids * kernel - ids) ** 2))
+            found[door, kind] = (model.seen, history["val_loss"], expected)
+    return found
+
+
+def case_structures():
+    """Dicts, several outputs, weights, masks of arrays: the weights after training."""
+    strategy = kerasdist.DataParallelStrategy()
+    return data_kinds.structures(SIZE, strategy.scope)
+
+
+def case_evaluate_and_predict():
+    strategy = kerasdist.DataParallelStrategy()
+    return data_kinds.evaluations(SIZE, strategy.scope)
+
+
+def case_own_parts():
+    """auto_shard=False: evaluate is over all parts, predict puts them together in the order of the ranks."""
+    strategy = kerasdist.DataParallelStrategy(auto_shard=False)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.compile("sgd", "mse", metrics=["mae"])
+    mine = np.full((RANK + 1, 1), RANK, "float32")
+    return model.evaluate(mine, np.zeros_like(mine), batch_size=2, verbose=0), model.predict(mine, batch_size=2, verbose=0)
+
+
+def case_validation_is_compared():
+    """The callback's validation data, the same on all ranks."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
+    history = model.fit(x, y, validation_data=(x, y), verbose=0, callbacks=[kerasdist.DistributedOptimizer()]).history
+    return history["val_loss"]
+
+
+def case_fails_validation_differs():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = np.ones((3, 1), "float32"), np.full((3, 1), RANK, "float32")
+    model.fit(x, x, validation_data=(x, y), verbose=0, callbacks=[kerasdist.DistributedOptimizer()])
+
+
+def case_early_stopping():
+    """CB-1: the average of the ranks' validation losses is 1 in every epoch, so all stop after the second."""
+    rates = [1, 0.875, 0.75, 0.625] if RANK == 0 else [1, 1.125, 1.25, 1.375]
+
+    class Rate(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.layers[-1].kernel.assign([[rates[epoch]]])
+
+    strategy = kerasdist.DataParallelStrategy(auto_shard=False)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), lambda y, p: p)
+    x = np.ones((1, 1), "float32")
+    target = [Rate(), keras.callbacks.EarlyStopping("val_loss", patience=1)]
+    history = model.fit(x, x, epochs=4, validation_data=(x, x), callbacks=target, verbose=0)
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = RANK == SIZE - 1 and epoch == 1
+
+    stopped = model.fit(x, x, epochs=4, callbacks=[Stop()], verbose=0)
+    return len(history.epoch), history.history["val_loss"], len(stopped.epoch)

@@ -1,0 +1,122 @@
+"""Starts real workers, and gathers what every rank of them found.
+
+A group of N processes runs many cases, one after another. Each rank writes every case's result to a file as soon as
+it has it. A test asks for one case and gets the results of all ranks; it fails if any rank failed, hung or is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 420
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An exception that a case raised on one rank."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a finished group of workers left behind."""
+
+    exit_code: int
+    results: dict[str, list[Any]]
+    output: str
+
+    def ranks(self, case: str) -> list[Any]:
+        """The results of all ranks for a case; fails the test if one rank raised or is missing."""
+        found = self.results.get(case, [])
+        missing = [rank for rank, value in enumerate(found) if value is None]
+        assert found and not missing, f"{case}: no result of ranks {missing or 'all'}\n{self.output[-6000:]}"
+        for rank, value in enumerate(found):
+            assert not isinstance(value, Failure), f"{case}: rank {rank}\n{value.traceback}"
+        return found
+
+    def failures(self, case: str) -> list[Failure]:
+        """The exceptions of all ranks for a case; fails the test if one rank did not raise."""
+        found = self.results.get(case, [])
+        for rank, value in enumerate(found):
+            assert isinstance(value, Failure), f"{case}: rank {rank} did not raise: {value}\n{self.output[-3000:]}"
+        assert found, f"{case}: no results\n{self.output[-3000:]}"
+        return found
+
+
+def launchers() -> list[str]:
+    """The ways to start several workers that this machine has."""
+    return ["gloo", "mpi"] if mpi_missing() is None else ["gloo"]
+
+
+@functools.cache
+def mpi_missing() -> str | None:
+    """Why workers cannot be started by mpirun here, or None."""
+    if shutil.which("mpirun") is None:
+        return "mpirun is not installed"
+    probe = "import horovod.tensorflow as hvd; print('built' if hvd.mpi_built() else 'no')"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+    return None if done.stdout.strip().endswith("built") else "Horovod was built without MPI"
+
+
+def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
+    """The command line that starts ``python arguments`` on ``size`` workers."""
+    python = [sys.executable, *arguments]
+    if launcher == "python":
+        assert size == 1
+        return python
+    if launcher == "mpi":
+        return [
+            "mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none", "-np", str(size),
+            "-x", "PATH", "-x", "PYTHONPATH", *python,
+        ]  # fmt: skip
+    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    return [horovodrun, "--gloo", "-np", str(size), *python]
+
+
+@functools.cache
+def run_cases(module: str, size: int, launcher: str = "gloo", timeout_s: int = TIMEOUT_S) -> Job:
+    """Runs every ``case_*`` of a module on ``size`` workers. Cached: tests of one module share one group."""
+    with tempfile.TemporaryDirectory(prefix="kerasdist-") as folder:
+        arguments = ["-m", "tests.parallel.worker", module, folder]
+        code, output = run(command(size, launcher, arguments), timeout_s)
+        results: dict[str, list[Any]] = {}
+        for path in sorted(Path(folder).glob("*.pkl")):
+            case, rank = path.stem.rsplit(".", 1)
+            results.setdefault(case, [None] * size)[int(rank)] = pickle.loads(path.read_bytes())
+    return Job(code, results, output)
+
+
+def run(command_line: list[str], timeout_s: int, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Runs a command in a process group of its own and kills all of it at the timeout."""
+    extra = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1"}
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command_line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **extra, **(environment or {})},
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = 124
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        log.seek(0)
+        return code, log.read()

@@ -1,0 +1,124 @@
+"""Every sample once, in the order of one process, for every kind of data."""
+
+import numpy as np
+import pytest
+
+from tests.parallel.data_kinds import KINDS
+from tests.parallel.launch import run_cases
+
+SAMPLES, EACH = 19, 2
+
+
+@pytest.fixture(params=[2, 3], ids=lambda size: f"{size} workers", scope="module")
+def job(request):
+    return run_cases("cases_data", request.param)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return run_cases("cases_reference", 1, "python")
+
+
+def size(job):
+    return len(job.results["case_contiguous"])
+
+
+def epochs(job, per_rank, steps):
+    """The global batches, each rank's rows after another's, split into epochs; copies in empty steps left out."""
+    count = len(per_rank[0])
+    assert all(len(seen) == count for seen in per_rank), "all ranks take the same steps"
+    assert count % steps == 0
+    batches = [[seen[step] for seen in per_rank] for step in range(count)]
+    return [batches[start : start + steps] for start in range(0, count, steps)]
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sample_once(job, kind, shuffled):
+    ranks = [rank[kind, shuffled] for rank in job.ranks("case_every_sample_once")]
+    workers = size(job)
+    steps = -(-SAMPLES // (workers * EACH))
+    found = epochs(job, ranks, steps)
+    assert len(found) == (1 if kind == "generator" else 2)
+    for epoch in found:
+        for step, parts in enumerate(epoch[:-1]):
+            assert [len(part) for part in parts] == [EACH] * workers
+            if not shuffled or kind == "generator":
+                first = step * workers * EACH
+                assert sum(parts, []) == list(range(first, first + workers * EACH)), "the order of one process"
+        rest = SAMPLES - (steps - 1) * workers * EACH
+        last = list(dict.fromkeys(sum(epoch[-1], [])))  # a rank without samples repeats another's
+        assert len(last) == rest
+        assert sorted(sum((sum(parts, []) for parts in epoch[:-1]), last)) == list(range(SAMPLES))
+    if shuffled and kind in ("arrays", "tf_data", "py_dataset"):
+        assert found[0] != found[1], "a new order in each epoch"
+
+
+def test_contiguous(job):
+    workers = size(job)
+    for rank, seen in enumerate(job.ranks("case_contiguous")):
+        mine = range(SAMPLES * rank // workers, SAMPLES * (rank + 1) // workers)
+        assert len(seen) == -(-(-(-SAMPLES // workers)) // EACH), "all ranks take the same steps"
+        assert set(sum(seen, [])) == set(mine)
+
+
+def test_global_batch(job):
+    workers = size(job)
+    for rank, found in enumerate(job.ranks("case_global_batch")):
+        for kind, seen in found.items():
+            assert len(seen) == 4, kind
+            for step in range(3):
+                start = step * 6 + rank * 6 // workers
+                assert seen[step] == list(range(start, start + 6 // workers)), kind
+
+
+def test_shard(job):
+    ranks = job.ranks("case_shard")
+    for key, (_, losses, expected) in ranks[0].items():
+        seen = [rank[key][0] for rank in ranks]
+        for epoch in epochs(job, seen, -(-SAMPLES // (size(job) * EACH))):
+            assert set(sum((sum(parts, []) for parts in epoch), [])) == set(range(SAMPLES)), key
+        for rank in ranks:
+            assert rank[key][1] == losses
+            np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=str(key))
+
+
+def test_structures(job, reference):
+    expected = reference.ranks("case_structures")[0]
+    for rank in job.ranks("case_structures"):
+        assert rank.keys() == expected.keys()
+        for name, (weights, history) in expected.items():
+            for ours, one in zip(rank[name][0], weights, strict=True):
+                np.testing.assert_allclose(ours, one, rtol=0, atol=1e-9, err_msg=name)
+            assert rank[name][1].keys() == history.keys()
+            for key, values in history.items():
+                np.testing.assert_allclose(rank[name][1][key], values, rtol=0, atol=1e-9, err_msg=f"{name} {key}")
+
+
+def test_evaluate_and_predict(job, reference):
+    expected = reference.ranks("case_evaluate_and_predict")[0]
+    for rank in job.ranks("case_evaluate_and_predict"):
+        for name, values in expected.items():
+            for key, value in values.items():
+                np.testing.assert_allclose(rank[name][key], value, rtol=0, atol=1e-6 if "auc" in key else 1e-9, err_msg=name)
+
+
+def test_own_parts(job):
+    values = np.repeat(np.arange(size(job)), np.arange(size(job)) + 1)
+    for evaluation, predictions in job.ranks("case_own_parts"):
+        np.testing.assert_allclose(evaluation, [(values**2).mean(), values.mean()], rtol=1e-6)
+        np.testing.assert_allclose(predictions.ravel(), values)
+
+
+def test_validation_through_the_callback(job):
+    for losses in job.ranks("case_validation_is_compared"):
+        assert losses == [pytest.approx(1.0)]
+    for failure in job.failures("case_fails_validation_differs"):
+        assert "kerasdist.shard" in failure.message
+
+
+def test_early_stopping(job):
+    for stopped, losses, together in job.ranks("case_early_stopping"):
+        assert together == 2
+        if size(job) == 2:
+            assert (stopped, losses) == (2, [1.0, 1.0])

@@ -1,0 +1,88 @@
+"""The trainings that must come out equal on one process and on many. Plain Keras: knows nothing of kerasdist."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+GLOBAL_BATCH = 24
+SAMPLES = 100  # four batches of 24 and a ragged one of 4
+MODELS = ("mlp", "cnn")
+OPTIMIZERS = ("sgd", "adamw", "lion")
+DATA = ("arrays", "tf_data")
+
+FLOAT64 = list(itertools.product(MODELS, OPTIMIZERS, DATA))
+FLOAT32 = [("mlp", "sgd", "arrays"), ("cnn", "adamw", "tf_data"), ("mlp", "lion", "tf_data")]
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """100 real handwritten digits."""
+    x, y = load_digits(return_X_y=True)
+    return (x[:SAMPLES, :, None].reshape(-1, 8, 8, 1) / 16).astype(keras.config.floatx()), y[:SAMPLES]
+
+
+def make_model(kind: str) -> keras.Model:
+    """An MLP or a small CNN for 8x8 digits."""
+    layers = keras.layers
+    if kind == "mlp":
+        body = [layers.Flatten(), layers.Dense(32, activation="tanh"), layers.Dense(16, activation="tanh")]
+    else:
+        body = [layers.Conv2D(6, 3, activation="tanh"), layers.MaxPooling2D(), layers.Flatten(), layers.Dense(16, activation="tanh")]
+    return keras.Sequential([keras.Input((8, 8, 1)), *body, layers.Dense(10)])
+
+
+def make_optimizer(kind: str) -> keras.optimizers.Optimizer:
+    """SGD with momentum, AdamW with global clipping, or Lion."""
+    if kind == "sgd":
+        return keras.optimizers.SGD(0.05, momentum=0.9)
+    if kind == "adamw":
+        return keras.optimizers.AdamW(0.002, weight_decay=0.01, global_clipnorm=0.5)
+    return keras.optimizers.Lion(0.0005)
+
+
+def train(
+    model_kind: str, optimizer_kind: str, data_kind: str, floatx: str, workers: int, scope: Any = None, epochs: int = 3
+) -> dict[str, Any]:
+    """Trains with a global batch of 24 and returns the weights, the history and the predictions."""
+    keras.config.set_floatx(floatx)
+    keras.utils.set_random_seed(3)
+    x, y = digits()
+    batch_size = GLOBAL_BATCH // workers
+    with scope() if scope else contextlib.nullcontext():
+        model = make_model(model_kind)
+        model.compile(
+            make_optimizer(optimizer_kind),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    if data_kind == "arrays":
+        history = model.fit(x, y, batch_size=batch_size, epochs=epochs, validation_split=0.2, verbose=0)
+    else:
+        held, kept = slice(80, None), slice(80)
+        data = tf.data.Dataset.from_tensor_slices((x[kept], y[kept])).shuffle(80, seed=5).batch(batch_size)
+        validation = tf.data.Dataset.from_tensor_slices((x[held], y[held])).batch(batch_size)
+        history = model.fit(data, epochs=epochs, validation_data=validation, verbose=0)
+    return {
+        "weights": model.get_weights(),
+        "history": history.history,
+        "evaluation": model.evaluate(x, y, batch_size=batch_size, verbose=0),
+        "predictions": model.predict(x[:50], batch_size=batch_size, verbose=0),
+    }
+
+
+def all_trainings(workers: int, scope: Any = None) -> dict[str, dict[str, Any]]:
+    """Every combination, by name."""
+    results = {}
+    for model, optimizer, data in FLOAT64:
+        results[f"float64 {model} {optimizer} {data}"] = train(model, optimizer, data, "float64", workers, scope)
+    for model, optimizer, data in FLOAT32:
+        results[f"float32 {model} {optimizer} {data}"] = train(model, optimizer, data, "float32", workers, scope)
+        short = train(model, optimizer, data, "float32", workers, scope, epochs=1)  # 4 steps of 80 samples
+        results[f"float32 short {model} {optimizer} {data}"] = short
+    return results

@@ -1,0 +1,45 @@
+"""One worker of a test group: runs every case of a module and writes each result to a file of its own.
+
+A case whose name begins with ``case_fails`` must raise on every rank. Any other that raises ends the group at once:
+the ranks would not be in step any more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+from tests.parallel.launch import Failure
+
+
+def main(module_name: str, folder: str) -> None:
+    """Runs the cases in the order of the file."""
+    module = importlib.import_module(f"tests.parallel.{module_name}")
+    import keras
+
+    import kerasdist
+
+    rank = kerasdist.init().rank if getattr(module, "DISTRIBUTED", True) else 0
+    for name, case in list(vars(module).items()):
+        if not name.startswith("case_"):
+            continue
+        keras.config.set_floatx("float32")
+        keras.utils.set_random_seed(7)
+        try:
+            result = case()
+        except Exception as error:
+            result = Failure(type(error).__name__, str(error), traceback.format_exc())
+            print(f"rank {rank}: {name}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+        target = Path(folder) / f"{name}.{rank}.pkl"
+        target.with_suffix(".part").write_bytes(pickle.dumps(result))
+        os.replace(target.with_suffix(".part"), target)
+        if isinstance(result, Failure) != name.startswith("case_fails"):
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
