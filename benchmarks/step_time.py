@@ -117,7 +117,7 @@ class Clock(keras.callbacks.Callback):
 
 def make_ways(make, compression: str | None) -> dict:
     """For each way a function that trains some steps and returns their times."""
-    strategy = kerasdist.DataParallelStrategy(auto_shard=False, compression=compression)
+    strategy = kerasdist.DataParallelStrategy(compression=compression)
     ways = {}
 
     def add(name, model, callbacks=()):
@@ -127,9 +127,9 @@ def make_ways(make, compression: str | None) -> dict:
             metrics=["accuracy"],
         )
 
-        def train(data, skip):
+        def train(data, skip, share=1):
             clock = Clock()
-            model.fit(data, epochs=1, verbose=0, callbacks=[*callbacks, clock])
+            model.fit(data.repeat(share), epochs=1, verbose=0, callbacks=[*callbacks, clock])
             return clock.steps(skip)
 
         ways[name] = train
@@ -151,7 +151,7 @@ def measure(name: str, blocks: int, steps: int, compressions: list[str]) -> dict
     """Step times of every way, block by block."""
     make = MODELS[name]
     model, batch = make()
-    rng = np.random.default_rng(kerasdist.rank())
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, *model.input_shape[1:]), dtype=np.float32)
     y = rng.integers(0, CLASSES, batch)
     skip = 3
@@ -167,7 +167,8 @@ def measure(name: str, blocks: int, steps: int, compressions: list[str]) -> dict
     for block in range(blocks + 1):
         for way in order.permutation(list(ways)):
             kerasdist.barrier()
-            taken = ways[way](data, skip)
+            # The scope shares the stream out: it takes as many batches as there are workers for each step.
+            taken = ways[way](data, skip, kerasdist.size() if way.startswith("scope") else 1)
             if block:  # the first block traces
                 times[way].append(taken)
         if kerasdist.rank() == 0:

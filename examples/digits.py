@@ -1,8 +1,8 @@
 """Handwritten digits on all workers: the first thing to run.
 
-    make train                                              # two workers, everything set up
-    horovodrun -np 2 --gloo python examples/digits.py       # the same by hand
-    python examples/digits.py                               # one process, the same numbers
+make train                                              # two workers, everything set up
+horovodrun -np 2 --gloo python examples/digits.py       # the same by hand
+python examples/digits.py                               # one process, the same numbers
 """
 
 import argparse

@@ -73,6 +73,8 @@ def agree(facts: dict[str, Any], group: Group) -> None:
         lines += [f"    rank {rank}: {one.get(key, 'none')}" for rank, one in enumerate(every)]
     more = f"\n  and {len(different) - 3} more differences" if len(different) > 3 else ""
     raise RankMismatchError(
-        f"rank {group.rank}: the ranks do not train the same model. First differences:\n" + "\n".join(lines) + more
+        f"rank {group.rank}: the ranks do not train the same model. First differences:\n"
+        + "\n".join(lines)
+        + more
         + "\nBuild model and optimizer by the same code on every rank."
     )

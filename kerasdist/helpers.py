@@ -72,7 +72,9 @@ def broadcast(value: Any, root: int = 0, name: str | None = None) -> Any:
         ValueError: There is no such rank.
     """
     if not 0 <= root < engine.size():
-        raise ValueError(f"rank {engine.rank()}: `root` must be a rank, 0 to {engine.size() - 1}. Received: root={root}")
+        raise ValueError(
+            f"rank {engine.rank()}: `root` must be a rank, 0 to {engine.size() - 1}. Received: root={root}"
+        )
     return _like(value, engine.world().broadcast(tf.convert_to_tensor(value), root, _name("broadcast", name)))
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,6 +99,26 @@ def observe_models(attach: Callable[[Any], None]) -> Iterator[None]:
         TensorFlowTrainer.__init__, Trainer.compile = made, compiled
 
 
+def watch_fit(is_distributed: Callable[[Any, Any], bool], message: str) -> None:
+    """From now on warns where a model trains that ``is_distributed(model, callbacks)`` does not know."""
+    own = TensorFlowTrainer.fit
+
+    @functools.wraps(own)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_distributed(self, call_arguments("fit", args, kwargs).get("callbacks")):
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return own(self, *args, **kwargs)
+
+    TensorFlowTrainer.fit = fit
+
+
+def call_arguments(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of one of Keras' model methods, by name."""
+    bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs).arguments
+    bound.pop("self")
+    return {**bound, **bound.pop("kwargs", {})}
+
+
 # Models and optimizers ----------------------------------------------------------------------------------------------
 
 
@@ -113,7 +135,10 @@ def scale_gradient(gradient: Any, factor: Any) -> Any:
 
 
 def is_built(model: Any) -> bool:
-    """Whether all variables of the model exist. A model without a ``call``, such as a GAN's, is built if its parts are."""
+    """Whether all variables of the model exist.
+
+    A model without a ``call``, such as a GAN's, is built if its parts are.
+    """
     without_call = type(model).call is keras.Model.call
     return all(layer.built for layer in model._flatten_layers(include_self=not without_call))
 
@@ -131,10 +156,10 @@ def build(model: Any, spec: Any) -> None:
             model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
         except RuntimeError as error:
             raise ValueError(str(error)) from error
-    for optimizer in own_optimizers(model):
-        if optimizer is getattr(model, "optimizer", None) and not optimizer.built:
-            with keras.name_scope(optimizer.name, caller=optimizer):
-                optimizer.build(model.trainable_variables)
+    optimizer: Any = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(model.trainable_variables)
 
 
 def _known_rank(spec: Any) -> Any:
@@ -223,8 +248,10 @@ _WRITERS = ("BackupAndRestore", "CSVLogger", "TensorBoard")
 
 
 def silence_this_rank() -> None:
-    """Turns off progress bars, and the callbacks of Keras that write files, in this process."""
+    """Turns off progress bars, warnings, and the callbacks of Keras that write files, in this process."""
     keras.config.disable_interactive_logging()
+    warnings.simplefilter("ignore", UserWarning, append=True)  # behind the user's own filters
+    tf.get_logger().setLevel("ERROR")
     for name in _WRITERS:
         writer = getattr(keras.callbacks, name)
         for method in dir(writer):

@@ -42,8 +42,9 @@ def check_equal_states(model: Any, group: Group, rtol: float = 1e-4) -> None:
 
 def average_moving_statistics(model: Any, group: Group) -> None:
     """Replaces the moving statistics of BatchNormalization by their mean over ranks, weighted by samples."""
-    layers = [layer for layer in keras_hooks.flat_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
-    variables = [variable for layer in layers for variable in layer.non_trainable_variables if "seed" not in variable.path]
+    normalizing = keras.layers.BatchNormalization
+    layers = [layer for layer in keras_hooks.flat_layers(model) if isinstance(layer, normalizing)]
+    variables = [variable for layer in layers for variable in layer.non_trainable_variables]
     if not variables:
         return
     samples = keras_hooks.samples_seen(model) or 1.0

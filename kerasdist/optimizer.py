@@ -16,6 +16,7 @@ Where the averaging stands, by fact 1 of the design (reduce before anything that
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -46,7 +47,7 @@ class DistributedApply:
         self._loss_scaled = False
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
-        hooks = {"apply": self.apply, "scale_loss": self.scale_loss}
+        hooks: dict[str, Callable[..., Any]] = {"apply": self.apply, "scale_loss": self.scale_loss}
         keras_hooks.patch(optimizer, hooks, self)
         if self._accumulates:
             keras_hooks.patch(inner, {keras_hooks.CLIP: self.clip}, self)
@@ -128,9 +129,10 @@ def distribute_optimizer(optimizer: Any, group: Group, settings: Settings, owner
             )
         return existing
     inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None and distributed_apply(inner) is not None:
+    inside = distributed_apply(inner) if inner is not None else None
+    if inside is not None:
         # Averaging inside the loss scale's branch could hang: the outer optimizer takes it over.
-        distributed_apply(inner).remove()
+        inside.remove()
     return DistributedApply(optimizer, Averager(group, settings, f"optimizer{next(_numbers)}"), owner)
 
 

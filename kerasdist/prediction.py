@@ -78,9 +78,6 @@ def _order(every: list[np.ndarray]) -> np.ndarray:
     positions = [start + np.concatenate([[0], np.cumsum(rows)]) for start, rows in zip(starts, every, strict=True)]
     steps = max(rows.size for rows in every)
     parts = [
-        np.arange(place[step], place[step + 1])
-        for step in range(steps)
-        for place in positions
-        if step + 1 < place.size
+        np.arange(place[step], place[step + 1]) for step in range(steps) for place in positions if step + 1 < place.size
     ]
     return np.concatenate(parts)

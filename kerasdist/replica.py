@@ -21,8 +21,6 @@ from kerasdist.metrics import average_moving_statistics, check_equal_states, mea
 from kerasdist.optimizer import distribute_optimizer
 from kerasdist.step import Batch, Step, step_scope
 
-LINEAR_REDUCTIONS = ("sum_over_batch_size", "mean", None)
-
 
 class Replica:
     """One rank's copy of a model.
@@ -47,7 +45,7 @@ class Replica:
         self._folded: set[int] = set()
         with tf.init_scope():
             self._last_rows = tf.Variable(1.0, trainable=False, dtype=tf.float64)
-        methods = {
+        methods: dict[str, Callable[..., Any]] = {
             "make_train_function": self.make_train_function,
             "train_step": self.train_step,
             "test_step": self.test_step,
@@ -209,6 +207,3 @@ def no_xla(model: Any) -> None:
         warnings.warn(
             "jit_compile was turned off: the collectives inside the train step have no XLA kernels.", stacklevel=3
         )
-
-
-Attach = Callable[[Any], Any]

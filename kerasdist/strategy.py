@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,8 @@ from kerasdist.config import Options, Settings
 from kerasdist.helpers import gather_json
 from kerasdist.optimizer import check_optimizer, distribute_optimizer, distributed_apply
 from kerasdist.replica import Replica, no_xla
+
+HOOKED = ("compile", "fit", "evaluate", "predict", "predict_step", "make_predict_function", "train_on_batch")
 
 
 class DataParallelStrategy:
@@ -131,10 +132,7 @@ class DataParallelStrategy:
                 "DistributedOptimizer callback beside it."
             )
         replica = Replica(model, self._group, self._settings, self, shares_validation=True)
-        methods: dict[str, Callable[..., Any]] = {
-            name: _bind(getattr(self, f"_{name}"), replica)
-            for name in ("compile", "fit", "evaluate", "predict", "predict_step", "make_predict_function", "train_on_batch")
-        }
+        methods: dict[str, Callable[..., Any]] = {name: _bind(getattr(self, f"_{name}"), replica) for name in HOOKED}
         keras_hooks.patch(model, methods, self)
 
     def _compile(self, replica: Replica, *args: Any, **kwargs: Any) -> None:
@@ -152,7 +150,7 @@ class DataParallelStrategy:
         own = keras_hooks.plain(replica.model, "fit")
         if self._alone:
             raise ValueError(f"rank {self.rank}: `fit` trains on all ranks together; call it outside of local().")
-        call = _arguments(own, args, kwargs)
+        call = keras_hooks.call_arguments("fit", args, kwargs)
         callbacks, users_list = keras_hooks.make_callback_list(call.get("callbacks"))
         if any(isinstance(callback, DistributedOptimizer) for callback in callbacks):
             raise ValueError(
@@ -193,7 +191,7 @@ class DataParallelStrategy:
         if self._alone:
             with _alone(replica):
                 return own(*args, **kwargs)
-        call = _arguments(own, args, kwargs)
+        call = keras_hooks.call_arguments("evaluate", args, kwargs)
         shared = self._share(
             call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None),
             call.pop("batch_size", None), call.get("steps"), training=False,
@@ -205,7 +203,7 @@ class DataParallelStrategy:
         own = keras_hooks.plain(replica.model, "predict")
         if self._alone or self.size == 1:
             return own(*args, **kwargs)
-        call = _arguments(own, args, kwargs)
+        call = keras_hooks.call_arguments("predict", args, kwargs)
         shared = self._share(
             call.pop("x", None), None, None, call.pop("batch_size", None), call.get("steps"), training=False
         )
@@ -223,7 +221,7 @@ class DataParallelStrategy:
     def _train_on_batch(self, replica: Replica, *args: Any, **kwargs: Any) -> Any:
         own = keras_hooks.plain(replica.model, "train_on_batch")
         if not replica.ready:
-            call = _arguments(own, args, kwargs)
+            call = keras_hooks.call_arguments("train_on_batch", args, kwargs)
             replica.prepare(tf.nest.map_structure(_spec, (call.get("x"), call.get("y"), call.get("sample_weight"))))
         return own(*args, **kwargs)
 
@@ -253,12 +251,6 @@ def _bind(method: Callable[..., Any], replica: Replica) -> Callable[..., Any]:
 
     bound.__name__ = method.__name__.lstrip("_")
     return bound
-
-
-def _arguments(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name."""
-    bound = inspect.signature(method).bind(*args, **kwargs).arguments
-    return {**bound, **bound.pop("kwargs", {})}
 
 
 def _spec(value: Any) -> Any:

@@ -56,8 +56,8 @@ class FirstBatchCheck:
         if len(set(digests)) > 1:
             table = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(digests))
             self.failure = RankMismatchError(
-                f"rank {self._group.rank}: the ranks read different first batches (hashes {table}), so sharing them out "
-                "would lose some samples and repeat others. Shuffle with a seed that all ranks share "
+                f"rank {self._group.rank}: the ranks read different first batches (hashes {table}), so "
+                "sharing them out would lose some samples and repeat others. Shuffle with a seed that all ranks share "
                 "(`dataset.shuffle(n, seed=1)`, `keras.utils.set_random_seed(1)`), or, if each rank reads its own "
                 "part, say so with DataParallelStrategy(auto_shard=False)."
             )

@@ -52,7 +52,8 @@ class ContiguousPart(SharedData):
         missing = self._steps - (self.inner.num_batches or 0)
         batches = dataset.map(lambda *args: (element(args, spec),))
         if missing:
-            spare = batches.take(1).map(lambda data: (take_rows(data, tf.constant(0, tf.int64), tf.constant(1, tf.int64)),))
+            first_row = (tf.constant(0, tf.int64), tf.constant(1, tf.int64))
+            spare = batches.take(1).map(lambda data: (take_rows(data, *first_row),))
             batches = batches.concatenate(spare.repeat(missing))
         own = tf.data.Dataset.from_tensor_slices([tf.constant(rows[rank], tf.int64) for rows in self._rows])
         total = tf.data.Dataset.from_tensor_slices([tf.constant(sum(rows), tf.int64) for rows in self._rows])

@@ -45,9 +45,7 @@ class Groups(SharedData):
         start = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), blank)
         stream = counted(dataset, extra=size - 1)
         complete = stream.scan(start, advance).filter(lambda complete, *_: complete)
-        return complete.map(
-            lambda _, own, rows, total: Batch(restore(own, spec), rows, total, tf.equal(rows, 0))
-        )
+        return complete.map(lambda _, own, rows, total: Batch(restore(own, spec), rows, total, tf.equal(rows, 0)))
 
 
 def counted(dataset: tf.data.Dataset, extra: int) -> tf.data.Dataset:

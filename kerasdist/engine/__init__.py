@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from typing import Any
 
 from kerasdist.config import Options, one_of
 from kerasdist.engine.base import Engine, Group
@@ -17,6 +18,10 @@ from kerasdist.launch.environment import read_environment
 __all__ = ["Engine", "Group", "current", "init", "local_rank", "rank", "shutdown", "size", "world"]
 
 ENGINES = ("auto", "horovod", "local")
+NOT_DISTRIBUTED = (
+    "There are {} workers, but this model trains on each of them alone: it was made and compiled outside of "
+    "strategy.scope(), and `callbacks` holds no kerasdist.DistributedOptimizer()."
+)
 _current: Engine | None = None
 
 
@@ -59,6 +64,8 @@ def init(engine: str = "auto", options: Options | None = None) -> Engine:
     if engine == "auto":
         engine = "horovod" if started > 1 else "local"
     _current = _start(engine, started, environment.launcher or "python", options or Options())
+    if _current.size > 1:
+        keras_hooks.watch_fit(_is_distributed, NOT_DISTRIBUTED.format(_current.size))
     if _current.rank != 0:
         keras_hooks.silence_this_rank()
     return _current
@@ -86,6 +93,14 @@ def _start(engine: str, started: int, launcher: str, options: Options) -> Engine
     claim_devices(running.local_rank, running.local_size)
     atexit.register(shutdown)
     return running
+
+
+def _is_distributed(model: Any, callbacks: Any) -> bool:
+    from kerasdist import keras_hooks
+
+    given, _ = keras_hooks.make_callback_list(callbacks)
+    listed = [*given, *getattr(callbacks, "callbacks", [])]
+    return keras_hooks.patched_by(model) is not None or any(hasattr(one, "replica") for one in listed)
 
 
 def current() -> Engine:

@@ -1,7 +1,7 @@
 """Small cases with values worked out by hand: the fixtures LINEAR and SCALAR, and what stands around them.
 
-LINEAR: one weight w from 0, loss = w x, so the gradient is the mean of x. SCALAR: the same weight, squared error, x = 1,
-y = 1 on rank 0 and 3 on rank 1: gradients -2 and -6, losses 1 and 9. SGD(0.1), one step.
+LINEAR: one weight w from 0, loss = w x, so the gradient is the mean of x. SCALAR: the same weight, squared error,
+x = 1, y = 1 on rank 0 and 3 on rank 1: gradients -2 and -6, losses 1 and 9. SGD(0.1), one step.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ def case_half_precision():
     for compression in ("fp16", "bf16"):
         for value in (40000.0, 2.0**-24):
             for units in (1, 3):
-                model = compiled(own(compression=compression), linear, keras.optimizers.SGD(1.0), lambda u=units: net(u))
+                strategy, rate = own(compression=compression), keras.optimizers.SGD(1.0)
+                model = compiled(strategy, linear, rate, lambda u=units: net(u))
                 x = np.full((1, 1), value * units, "float32")  # the loss is a mean over the units
                 model.fit(x, np.zeros((1, units), "float32"), verbose=0)
                 found[compression, value, units] = model.get_weights()[0].ravel()
@@ -293,7 +294,8 @@ def case_optimizer_state():
     optimizer.build(model.trainable_variables)
     if RANK == 0:
         for step in range(3):
-            optimizer.apply([tf.fill(v.shape, 1.0 + step) for v in model.trainable_variables], model.trainable_variables)
+            gradients = [tf.fill(v.shape, 1.0 + step) for v in model.trainable_variables]
+            optimizer.apply(gradients, model.trainable_variables)
     kerasdist.broadcast_state(model, optimizer)
     return [np.asarray(v) for v in (*model.weights, *optimizer.variables)]
 
@@ -304,7 +306,8 @@ def case_moving_statistics():
     for door in ("scope", "callback"):
 
         def make():
-            return keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)])
+            normalize = keras.layers.BatchNormalization(momentum=0.5)
+            return keras.Sequential([keras.Input((1,)), normalize, keras.layers.Dense(1)])
 
         x = np.full((2, 1), 0.0 if RANK == 0 else 4.0, "float32")
         if door == "scope":
@@ -323,14 +326,10 @@ def case_dropout_masks():
     masks = []
     for _ in range(2):
         keras.utils.set_random_seed(11)
-        model = compiled(
-            kerasdist.DataParallelStrategy(), make=lambda: keras.Sequential([keras.Input((1000,)), keras.layers.Dropout(0.5)])
-        )
         dense = compiled(
             kerasdist.DataParallelStrategy(),
             make=lambda: keras.Sequential([keras.Input((1000,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]),
         )
-        del model
         dense.fit(np.ones((SIZE, 1000), "float32"), np.ones((SIZE, 1)), batch_size=1, verbose=0)
         masks.append(np.asarray(dense.layers[0](np.ones((1, 1000), "float32"), training=True)) > 0)
     return masks[0].ravel(), masks[1].ravel(), dense.get_weights()
@@ -404,7 +403,8 @@ def case_helpers():
 
 
 def case_rank_zero_first():
-    path = Path(tempfile.gettempdir()) / f"kerasdist-first-{kerasdist.broadcast(np.array([np.random.default_rng().integers(1e9)]))[0]}"
+    number = kerasdist.broadcast(np.array([np.random.default_rng().integers(10**9)]))[0]
+    path = Path(tempfile.gettempdir()) / f"kerasdist-first-{number}"
     with kerasdist.rank_zero_first():
         found = path.exists()
         path.touch()

@@ -107,7 +107,8 @@ def case_own_parts():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
         model.compile("sgd", "mse", metrics=["mae"])
     mine = np.full((RANK + 1, 1), RANK, "float32")
-    return model.evaluate(mine, np.zeros_like(mine), batch_size=2, verbose=0), model.predict(mine, batch_size=2, verbose=0)
+    evaluation = model.evaluate(mine, np.zeros_like(mine), batch_size=2, verbose=0)
+    return evaluation, model.predict(mine, batch_size=2, verbose=0)
 
 
 def case_validation_is_compared():

@@ -74,7 +74,8 @@ def structures(workers: int, scope: Any = None) -> dict[str, Any]:
     both = {"a": a, "b": b}
     train("dict", "one", both, y, {"loss": "mse", "metrics": ["mae"]})
     train("tuple", "one", (a, b), y, {"loss": "mse"})
-    train("two outputs", "dict", both, {"one": y, "two": z}, {"loss": {"one": "mse", "two": "mae"}, "metrics": {"one": ["mae"]}})
+    losses = {"loss": {"one": "mse", "two": "mae"}, "metrics": {"one": ["mae"]}}
+    train("two outputs", "dict", both, {"one": y, "two": z}, losses)
     train("sample weight", "one", both, y, {"loss": "mse", "weighted_metrics": ["mae"]}, sample_weight=weight)
     train("class weight", "one", both, labels[:, None], {"loss": "binary_crossentropy"}, class_weight={0: 1.0, 1: 3.0})
     train("split", "one", both, y, {"loss": "mse", "metrics": ["mae"]}, validation_split=0.3)

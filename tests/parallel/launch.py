@@ -102,7 +102,7 @@ def run_cases(module: str, size: int, launcher: str = "gloo", timeout_s: int = T
 
 def run(command_line: list[str], timeout_s: int, environment: dict[str, str] | None = None) -> tuple[int, str]:
     """Runs a command in a process group of its own and kills all of it at the timeout."""
-    extra = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1"}
+    extra = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command_line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

@@ -33,7 +33,8 @@ def make_model(kind: str) -> keras.Model:
     if kind == "mlp":
         body = [layers.Flatten(), layers.Dense(32, activation="tanh"), layers.Dense(16, activation="tanh")]
     else:
-        body = [layers.Conv2D(6, 3, activation="tanh"), layers.MaxPooling2D(), layers.Flatten(), layers.Dense(16, activation="tanh")]
+        convolution = [layers.Conv2D(6, 3, activation="tanh"), layers.MaxPooling2D(), layers.Flatten()]
+        body = [*convolution, layers.Dense(16, activation="tanh")]
     return keras.Sequential([keras.Input((8, 8, 1)), *body, layers.Dense(10)])
 
 

@@ -1,0 +1,1 @@
+"""How was this process started? Each launcher's environment, read in one place."""

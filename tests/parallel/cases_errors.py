@@ -1,0 +1,149 @@
+"""Bad input: an error on every rank that names argument, expected and received; no rank is left waiting."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasdist
+
+RANK, SIZE = kerasdist.init().rank, kerasdist.init().size
+IDS = np.arange(12, dtype="float32")[:, None]
+
+
+def net(name="kernel", units=1):
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(units, name=name)])
+
+
+def compiled(strategy=None, make=net, loss="mse", optimizer=None):
+    with (strategy or kerasdist.DataParallelStrategy()).scope():
+        model = make()
+        model.compile(optimizer or keras.optimizers.SGD(0.1), loss)
+    return model
+
+
+def case_fails_other_model_on_one_rank():
+    compiled(make=lambda: net(units=2 if RANK == 1 else 1)).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_name_on_one_rank():
+    compiled(make=lambda: net("head_a" if RANK == 1 else "head_b")).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_optimizer_on_one_rank():
+    optimizer = keras.optimizers.Adam() if RANK == 1 else keras.optimizers.SGD(0.1)
+    compiled(optimizer=optimizer).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_options_on_one_rank():
+    strategy = kerasdist.DataParallelStrategy(bucket_mb=2.0 if RANK == 1 else 1.0)
+    compiled(strategy).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_data_on_one_rank():
+    compiled().fit(IDS + RANK, IDS, verbose=0)
+
+
+def case_fails_other_shuffle_on_one_rank():
+    data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(12, seed=RANK + 1).batch(2)
+    compiled().fit(data, verbose=0)
+
+
+def case_fails_few_samples():
+    compiled().fit(IDS[: SIZE - 1], IDS[: SIZE - 1], verbose=0)
+
+
+def case_fails_labels_of_another_length():
+    compiled().fit(IDS, IDS[:-1], verbose=0)
+
+
+def case_fails_unbuilt_model():
+    class Never(keras.Model):
+        def call(self, x):
+            raise KeyError("needs more than a batch")
+
+    compiled(make=Never).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_scope_and_callback():
+    compiled().fit(IDS, IDS, verbose=0, callbacks=[kerasdist.DistributedOptimizer()])
+
+
+def case_fails_two_scopes():
+    model = compiled()
+    with kerasdist.DataParallelStrategy().scope():
+        model.compile("sgd", "mse")
+
+
+def case_fails_wrapped_twice():
+    strategy = kerasdist.DataParallelStrategy()
+    strategy.wrap_optimizer(strategy.wrap_optimizer(keras.optimizers.SGD(0.1)))
+
+
+def case_fails_wrapped_and_compiled():
+    wrapped = kerasdist.DataParallelStrategy().wrap_optimizer(keras.optimizers.SGD(0.1))
+    compiled(optimizer=wrapped)
+
+
+def case_fails_sum_loss():
+    compiled(loss=keras.losses.MeanSquaredError(reduction="sum")).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_unknown_length():
+    data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).filter(lambda x, y: True).batch(2)
+    compiled(kerasdist.DataParallelStrategy(auto_shard=False)).fit(data, verbose=0)
+
+
+def case_fails_fit_in_local():
+    strategy = kerasdist.DataParallelStrategy()
+    model = compiled(strategy)
+    with strategy.local():
+        model.fit(IDS, IDS, verbose=0)
+
+
+def case_same_after_a_throw_away_layer():
+    """NAME-1 (a): names that Keras made up may differ."""
+    if RANK == 0:
+        keras.layers.Dense(3)
+
+    def make():
+        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+
+    model = compiled(kerasdist.DataParallelStrategy(auto_shard=False), make=make)
+    model.fit(np.ones((1, 1)), np.full((1, 1), 1.0 + 2 * RANK), verbose=0)
+    return float(model.get_weights()[0][0, 0])
+
+
+def case_recompiled():
+    """Compiling again in the scope or outside of it averages once."""
+    found = []
+    strategy = kerasdist.DataParallelStrategy(auto_shard=False)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        optimizer = keras.optimizers.SGD(0.1)
+        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse")
+    for _ in range(2):
+        model.set_weights([np.zeros((1, 1))])
+        model.fit(np.ones((1, 1)), np.full((1, 1), 1.0 + 2 * RANK), verbose=0)
+        found.append(float(model.get_weights()[0][0, 0]))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    return found
+
+
+def case_frozen_between_fits():
+    """NONE-1: a layer that is frozen after the first fit stays as it is, and the other is in sync."""
+    strategy = kerasdist.DataParallelStrategy(auto_shard=False)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    x = np.full((2, 1), 1.0 + RANK)
+    model.fit(x, x, verbose=0)
+    before = [w.tobytes() for w in model.layers[0].get_weights()]
+    model.layers[0].trainable = False
+    with strategy.scope():
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    model.fit(x, x, verbose=0)
+    kerasdist.assert_replicas_in_sync(model)
+    return before == [w.tobytes() for w in model.layers[0].get_weights()]

@@ -1,0 +1,56 @@
+"""Bad input on two workers: the same kind of error on both, which says what was expected and what received."""
+
+import pytest
+
+from tests.parallel.launch import run_cases
+
+EXPECTED = {
+    "other_model_on_one_rank": ("RankMismatchError", ["variable 0", "rank 0: ", "rank 1: "]),
+    "other_name_on_one_rank": ("RankMismatchError", ["head_a", "head_b"]),
+    "other_optimizer_on_one_rank": ("RankMismatchError", ["SGD", "Adam"]),
+    "other_options_on_one_rank": ("RankMismatchError", ["bucket_mb", "rank 1: 2.0"]),
+    "other_data_on_one_rank": ("RankMismatchError", ["first batch", "auto_shard=False"]),
+    "other_shuffle_on_one_rank": ("RankMismatchError", ["shuffle(n, seed=1)"]),
+    "few_samples": ("ValueError", ["Expected at least 2", "Received: 1"]),
+    "labels_of_another_length": ("ValueError", ["cardinality"]),
+    "unbuilt_model": ("ValueError", ["build"]),
+    "scope_and_callback": ("ValueError", ["DistributedOptimizer", "scope"]),
+    "two_scopes": ("ValueError", ["already belongs to"]),
+    "wrapped_twice": ("ValueError", ["wrap it once"]),
+    "wrapped_and_compiled": ("ValueError", ["already averaged by"]),
+    "sum_loss": ("ValueError", ["reduction", "'sum'"]),
+    "unknown_length": ("ValueError", ["steps_per_epoch", "None"]),
+    "fit_in_local": ("ValueError", ["local()"]),
+}
+
+
+@pytest.fixture(scope="module")
+def job():
+    return run_cases("cases_errors", 2)
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_error_on_every_rank(job, case):
+    kind, words = EXPECTED[case]
+    failures = job.failures(f"case_fails_{case}")
+    assert len(failures) == 2
+    for failure in failures:
+        assert failure.kind == kind, failure.traceback
+        for word in words:
+            assert word in failure.message, failure.message
+
+
+def test_names_that_keras_made_up_may_differ(job):
+    assert job.ranks("case_same_after_a_throw_away_layer") == [pytest.approx(0.4, abs=1e-6)] * 2
+
+
+def test_recompiling_averages_once(job):
+    assert job.ranks("case_recompiled") == [[pytest.approx(0.4, abs=1e-6)] * 2] * 2
+
+
+def test_frozen_between_fits(job):
+    assert job.ranks("case_frozen_between_fits") == [True, True]
+
+
+def test_exit_code(job):
+    assert job.exit_code == 0, job.output[-3000:]
