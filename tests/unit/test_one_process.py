@@ -43,7 +43,7 @@ def data(kind):
     if kind == "arrays":
         return {"x": x, "y": y, "batch_size": 4, "validation_split": 0.3, "sample_weight": rng.uniform(size=19)}
     batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(19, seed=2).batch(4)
-    return {"x": batches, "validation_data": (x[:5], y[:5])}
+    return {"x": batches, "validation_data": (x[:5], y[:5]), "shuffle": False}
 
 
 def train(door, kind, optimizer, **compile_arguments):
@@ -136,7 +136,7 @@ def foreign(module):
     ("optimizer", "words"),
     [
         (foreign("tf_keras.src.optimizers.sgd"), ["keras.optimizers.Optimizer", "tf_keras is Keras 2"]),
-        (foreign("horovod.tensorflow.keras"), ["keras.optimizers.Optimizer", "Received", "horovod.tensorflow.keras.SGD"]),
+        (foreign("horovod.keras"), ["keras.optimizers.Optimizer", "Received", "horovod.keras.SGD"]),
         (TorchLike(), ["keras.optimizers.Optimizer", "Received", "TorchLike"]),
     ],
     ids=["tf_keras", "horovod", "torch"],
@@ -164,7 +164,7 @@ def test_strings_and_configs_are_optimizers():
             assert isinstance(model.optimizer, keras.optimizers.Optimizer)
 
 
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD(), foreign("tf_keras"), TorchLike()], ids=["k3", "k2", "torch"])
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD(), foreign("tf_keras"), TorchLike()], ids=["3", "2", "t"])
 def test_the_callback_takes_no_optimizer(optimizer):
     with pytest.raises(TypeError, match=r"strategy\.wrap_optimizer\(optimizer\)\. Received: "):
         kerasdist.DistributedOptimizer(optimizer)
@@ -296,7 +296,7 @@ def test_processes_that_do_not_see_each_other(environment):
     assert "Built controllers" in done.stderr and "horovodrun -np 2" in done.stderr
 
 
-@pytest.mark.parametrize("environment", [{}, {"SLURM_NTASKS": "2"}, {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "1"}], ids=str)
+@pytest.mark.parametrize("environment", [{}, {"SLURM_NTASKS": "2"}, {"SLURM_STEP_NUM_TASKS": "1"}], ids=str)
 def test_a_batch_shell_is_one_process(environment):
     done = python(FOUND, **environment)
     assert done.stdout.strip() == "size 1", done.stderr
