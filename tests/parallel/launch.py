@@ -89,7 +89,10 @@ def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
 
 @functools.cache
 def run_cases(module: str, size: int, launcher: str = "gloo", timeout_s: int = TIMEOUT_S) -> Job:
-    """Runs every ``case_*`` of a module on ``size`` workers. Cached: tests of one module share one group."""
+    """Runs every ``case_*`` of a module on ``size`` workers. Cached: tests of one module share one group.
+
+    A module without a dot in its name stands in ``tests.parallel``.
+    """
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as folder:
         arguments = ["-m", "tests.parallel.worker", module, folder]
         code, output = run(command(size, launcher, arguments), timeout_s)

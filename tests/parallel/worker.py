@@ -18,7 +18,7 @@ from tests.parallel.launch import Failure
 
 def main(module_name: str, folder: str) -> None:
     """Runs the cases in the order of the file."""
-    module = importlib.import_module(f"tests.parallel.{module_name}")
+    module = importlib.import_module(module_name if "." in module_name else f"tests.parallel.{module_name}")
     import keras
 
     import kerasdist

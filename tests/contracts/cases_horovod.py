@@ -1,0 +1,7 @@
+"""The contract on Horovod."""
+
+import kerasdist
+
+kerasdist.init("horovod")
+
+from tests.contracts.cases_engines import *  # noqa: E402, F403

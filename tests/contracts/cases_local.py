@@ -1,0 +1,7 @@
+"""The contract on the engine of one process."""
+
+import kerasdist
+
+kerasdist.init("local")
+
+from tests.contracts.cases_engines import *  # noqa: E402, F403

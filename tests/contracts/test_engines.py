@@ -1,0 +1,151 @@
+"""One table: every engine and every compressor passes the same checks, against NumPy.
+
+A new engine is one row of ENGINES and one module that starts it; a new compressor one row of ROUNDING.
+"""
+
+from importlib import util
+
+import numpy as np
+import pytest
+
+from kerasdist.compression import COMPRESSORS
+from tests.contracts import inputs
+from tests.parallel.launch import mpi_missing, run_cases
+
+ENGINES = (
+    ("local", 1, "python"),
+    ("horovod", 1, "python"),
+    ("horovod", 2, "gloo"),
+    ("horovod", 3, "gloo"),
+    ("horovod", 2, "mpi"),
+)
+
+# Largest error of a mean, relative to the mean of the magnitudes. 16 bits on the wire round twice: each addend, and the
+# result; a rounding is half a unit in the last of 11 (fp16) or 8 (bf16) significant bits. None: one rounding for each
+# addition and one for the share, in the dtype itself.
+ROUNDING = {"none": None, "fp16": 2.0**-10, "bf16": 2.0**-7}
+
+
+@pytest.fixture(params=ENGINES, ids=lambda row: f"{row[0]} {row[1]} {row[2]}", scope="module")
+def job(request):
+    name, size, launcher = request.param
+    if name == "horovod" and util.find_spec("horovod") is None:
+        pytest.skip("the engine is not built: `kerasdist build-engine`")
+    if launcher == "mpi" and mpi_missing():
+        pytest.skip(mpi_missing())
+    job = run_cases(f"tests.contracts.cases_{name}", size, launcher)
+    assert job.exit_code == 0, job.output[-4000:]
+    assert [who[0] for who in job.ranks("case_who")] == [name] * size
+    return job
+
+
+def count(job):
+    return len(job.results["case_who"])
+
+
+def same_bits(job, case):
+    """The results by key, which must be the same on every rank, dtype and shape included."""
+    first, *others = job.ranks(case)
+    for other in others:
+        assert other.keys() == first.keys()
+        for key, value in first.items():
+            assert (other[key].dtype, other[key].shape) == (value.dtype, value.shape), key
+            assert other[key].tobytes() == value.tobytes(), key
+    return first
+
+
+def test_every_compressor_has_a_row():
+    assert set(ROUNDING) == set(COMPRESSORS)
+    assert all(create().name == name for name, create in COMPRESSORS.items())
+
+
+def test_who(job):
+    size = count(job)
+    for rank, (_, *numbers) in enumerate(job.ranks("case_who")):
+        assert numbers == [rank, size, rank, size, size]
+
+
+def test_all_reduce(job):
+    found = same_bits(job, "case_all_reduce")
+    assert len(found) == 2 * 3 * (2 * 4 + 3)
+    for (mode, dtype, shape, op), value in found.items():
+        stacked = np.stack([inputs.whole_numbers(rank, shape, dtype) for rank in range(count(job))])
+        assert (value.dtype, value.shape) == (np.dtype(dtype), shape), (mode, op)
+        expected = inputs.OPS[op](stacked.astype("float64"), axis=0)
+        rtol = {"float32": 1e-6, "float64": 1e-15, "int32": 0}[dtype] if op == "mean" else 0
+        np.testing.assert_allclose(value, expected, rtol=rtol, atol=0, err_msg=f"{mode} {dtype} {op}")
+
+
+def test_all_gather(job):
+    for (mode, dtype), value in same_bits(job, "case_all_gather").items():
+        expected = np.concatenate([inputs.rows_to_gather(rank, dtype) for rank in range(count(job))])
+        assert value.dtype == expected.dtype, mode
+        np.testing.assert_array_equal(value, expected, mode)
+
+
+def test_all_to_all(job):
+    size = count(job)
+    for rank, found in enumerate(job.ranks("case_all_to_all")):
+        for (mode, dtype), value in found.items():
+            expected = inputs.rows_received(rank, size, dtype)
+            assert value.dtype == expected.dtype, mode
+            np.testing.assert_array_equal(value, expected, f"rank {rank} {mode}")
+
+
+def test_broadcast(job):
+    found = same_bits(job, "case_broadcast")
+    assert len(found) == 2 * 3 * count(job)
+    for (mode, dtype, root), value in found.items():
+        expected = inputs.whole_numbers(root, (4,), dtype)
+        assert value.dtype == expected.dtype, mode
+        np.testing.assert_array_equal(value, expected, f"{mode} root {root}")
+
+
+def test_barrier(job):
+    times = job.ranks("case_barrier")
+    last = max(came for came, _ in times)
+    assert all(through >= last for _, through in times)
+
+
+def allowed(name, stacked, dtype):
+    magnitude = np.abs(stacked).mean(axis=0)
+    unit = np.finfo(dtype).eps
+    return magnitude * (ROUNDING[name] if ROUNDING[name] is not None else unit * (len(stacked) + 1))
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_compressor(job, name):
+    found = {key: value for key, value in same_bits(job, "case_compressors").items() if key[0] == name}
+    assert len(found) == len(inputs.FLOATS) * (2 * len(inputs.LENGTHS) + 1)
+    for (_, dtype, length, mode), value in found.items():
+        assert (value.dtype, value.shape) == (np.dtype(dtype), (length,)), mode
+        exact = np.stack([inputs.bucket(rank, length, dtype) for rank in range(count(job))])
+        if count(job) == 1:
+            np.testing.assert_array_equal(value, exact[0], "on one rank it is the identity")
+            continue
+        error = np.abs(value.astype("float64") - exact.astype("float64").mean(axis=0))
+        assert (error <= allowed(name, exact.astype("float64"), dtype)).all(), f"{dtype} {length} {mode}: {error.max()}"
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_ends_of_the_range(job, name):
+    for large, infinite in (rank[name] for rank in job.ranks("case_ends_of_the_range")):
+        np.testing.assert_allclose(large, 40000.0, rtol=ROUNDING[name] or 1e-6)
+        assert np.isinf(infinite).all(), "inf reaches every rank, for the loss scale to see"
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_averager(job, name):
+    size = count(job)
+    first, *others = [rank[name] for rank in job.ranks("case_averager")]
+    weights = np.arange(1, size + 1) / (size * (size + 1) / 2)
+    wanted = [(dtype, shape) for dtype in (*inputs.FLOATS, "float16") for shape in inputs.SHAPES]
+    assert len(first) == len(wanted)
+    for position, ((dtype, shape), value) in enumerate(zip(wanted, first, strict=True)):
+        assert (value.dtype, value.shape) == (np.dtype(dtype), shape)
+        assert all(other[position].tobytes() == value.tobytes() for other in others)
+        stacked = np.stack([inputs.whole_numbers(rank, shape, dtype).astype("float64") for rank in range(size)])
+        expected = np.tensordot(weights, stacked, axes=1)
+        # One more rounding than the compressor's: the weight's, in the tensor's dtype.
+        unit = max(ROUNDING[name] or 0, 4 * np.finfo(dtype).eps)
+        np.testing.assert_allclose(value, expected, rtol=0, atol=2 * unit * np.abs(stacked).max() + 1e-12)
