@@ -1,0 +1,51 @@
+"""docs/equal.md, sentence by sentence where no other test stands for it. By hand: what one process gives, and two."""
+
+import pytest
+
+from tests.parallel.launch import run_cases
+
+
+@pytest.fixture(scope="module")
+def job():
+    return run_cases("cases_equal", 2)
+
+
+def close(value):
+    return pytest.approx(value, abs=1e-6)
+
+
+def test_regularizer(job):
+    """w = 1: errors 0 and 2, losses 0 and 4, and 0.5 w^2 once; gradient -2 + 1."""
+    for weight, history in job.ranks("case_regularizer"):
+        assert (weight, history["loss"]) == (close(1.1), [close(2.5)])
+
+
+def test_coupled_loss(job):
+    """The maximum over the rank's own sample: 1 and 9. One process: 9, and w = 0.6."""
+    for weight, history in job.ranks("case_coupled_loss"):
+        assert (weight, history["loss"]) == (close(0.4), [close(5.0)])
+
+
+def test_scalar_metric(job):
+    """Errors 1 and 3, each the largest of its rank's batch. One process: 3."""
+    assert job.ranks("case_scalar_metric") == [[close(2.0)], [close(2.0)]]
+
+
+def test_mask(job):
+    """The mean of the two samples' gradients. One process weighs them 1 and 4, by valid steps: 0.52."""
+    for weight, history in job.ranks("case_mask"):
+        assert (weight, history["loss"]) == (close(0.4), [close(5.0)])
+
+
+@pytest.mark.parametrize(
+    ("case", "reduction"), [("mean_with_sample_weight", "mean_with_sample_weight"), ("no_reduction", "none")]
+)
+def test_mean_with_sample_weight(job, case, reduction):
+    for failure in job.failures(f"case_fails_{case}"):
+        assert failure.kind == "ValueError"
+        assert "Expected reduction='sum_over_batch_size'" in failure.message
+        assert f"Received: {reduction!r}" in failure.message
+
+
+def test_exit_code(job):
+    assert job.exit_code == 0, job.output[-3000:]
