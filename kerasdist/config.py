@@ -49,6 +49,12 @@ class Settings:
     global_batch: bool
     options: Options
 
+    def facts(self) -> dict[str, Any]:
+        """What must be equal on all ranks, as JSON values."""
+        options = {key: value for key, value in dataclasses.asdict(self.options).items() if key != "timeout_s"}
+        own = {key: getattr(self, key) for key in ("bucket_mb", "auto_shard", "global_batch")}
+        return {"compression": self.compressor.name, **own, **options}
+
     @staticmethod
     def create(
         compression: Any = None,

@@ -30,9 +30,7 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "floatx": keras.config.floatx(),
         "dtype policy": str(getattr(model.dtype_policy, "name", model.dtype_policy)),
-        "compression": settings.compressor.name,
-        "bucket_mb": settings.bucket_mb,
-        "alone_kb": settings.options.alone_kb,
+        **settings.facts(),
     }
     auto_names = keras_hooks.auto_named(model)
     for position, variable in enumerate(model.variables):

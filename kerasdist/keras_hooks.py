@@ -278,3 +278,8 @@ def samples_seen(model: Any) -> float:
     """The weight that the model's loss tracker holds: this rank's samples of the epoch; 0 without one."""
     tracker = getattr(model, "_loss_tracker", None)
     return float(tracker.count) if tracker is not None else 0.0
+
+
+def has_mask(outputs: Any) -> bool:
+    """Whether Keras would mask the loss of these outputs."""
+    return any(getattr(output, "_keras_mask", None) is not None for output in tf.nest.flatten(outputs))

@@ -44,9 +44,11 @@ class DistributedApply:
         self.optimizer = optimizer
         self.averager = averager
         self.owner = owner
-        self._loss_scaled = False
+        self._loss_scaled = self._guessed = False
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
+        # Nothing between the loss and the mean that is not linear, so that a wrong guess can be made good after it.
+        self._may_guess = averager.compressor.takes_shares and not self._accumulates and inner is optimizer
         hooks: dict[str, Callable[..., Any]] = {"apply": self.apply, "scale_loss": self.scale_loss}
         keras_hooks.patch(optimizer, hooks, self)
         if self._accumulates:
@@ -61,10 +63,16 @@ class DistributedApply:
         keras_hooks.unpatch(inner)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Keras' own loss scale, times this rank's weight: so the gradients come weighted without a copy of them."""
+        """Keras' own loss scale, times this rank's weight: so the gradients come weighted without a copy of them.
+
+        Where the step's total is still under way, the total of the step before stands in for it; ``apply`` makes good
+        the difference, which is none but at the ragged ends.
+        """
         loss = type(self.optimizer).scale_loss(self.optimizer, loss)
+        step = current_step()
         self._loss_scaled = True
-        return loss * self._weight(loss.dtype)
+        self._guessed = self._may_guess and step is not None and step.guess is not None
+        return loss * self._weight(loss.dtype, step.guess if self._guessed and step is not None else None)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Averages ``grads`` over all ranks and updates the variables. Every rank must call it."""
@@ -94,12 +102,18 @@ class DistributedApply:
         present = [g for g in grads if g is not None]
         step = current_step()
         suffix = step.next_suffix(self.averager.name) if step is not None else ""
-        averaged = iter(self.averager.average(present, suffix))
+        means = self.averager.average(present, suffix)
+        if self._guessed and step is not None:
+            factor = tf.cast(step.guess, tf.float64) / tf.cast(step.total, tf.float64)
+            means = tf.cond(
+                tf.equal(factor, 1.0), lambda: means, lambda: [mean * tf.cast(factor, mean.dtype) for mean in means]
+            )
+        averaged = iter(means)
         return [None if g is None else next(averaged) for g in grads]
 
-    def _weight(self, dtype: Any) -> Any:
+    def _weight(self, dtype: Any, guess: Any = None) -> Any:
         step = current_step() or Step(1, self.averager.group.size)
-        return self.averager.weight(step.rows, step.total, dtype)
+        return self.averager.weight(step.rows, step.total if guess is None else guess, dtype)
 
 
 def distribute_optimizer(optimizer: Any, group: Group, settings: Settings, owner: Any) -> DistributedApply:

@@ -43,12 +43,15 @@ class Replica:
         self.ready = False
         self.evaluating = False
         self._folded: set[int] = set()
+        self._warned_of_mask = False
         with tf.init_scope():
             self._last_rows = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+            self._last_total = tf.Variable(0, trainable=False, dtype=tf.int64)
         methods: dict[str, Callable[..., Any]] = {
             "make_train_function": self.make_train_function,
             "train_step": self.train_step,
             "test_step": self.test_step,
+            "compute_loss": self.compute_loss,
             keras_hooks.METRICS: self.metrics_or_logs,
         }
         if group.rank != 0:
@@ -63,12 +66,8 @@ class Replica:
     def train_step(self, data: Any) -> Any:
         """The model's own ``train_step``, its gradients weighted by this rank's samples."""
         batch = as_batch(data)
-        total = batch.total
-        if total is None:
-            counted = self.group.all_reduce(tf.cast(batch.rows, tf.float32), "sum", "step.rows")
-            total = tf.cast(counted, tf.int64)
         own_step = keras_hooks.plain(self.model, "train_step")
-        step = Step(batch.rows, total)
+        step = Step(batch.rows, batch.total) if batch.total is not None else self._count(batch.rows)
         with step_scope(step), self._untouched_by(batch.may_be_empty):
             logs = own_step(batch.data)
         if self.group.size > 1 and not step.applied and self.model.trainable_variables:
@@ -79,6 +78,29 @@ class Replica:
             )
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
         return logs
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own loss; warns of a Keras mask, which divides by the valid entries of the rank's own batch."""
+        outputs = keras_hooks.call_arguments("compute_loss", args, kwargs).get("y_pred")
+        if self.group.size > 1 and not self._warned_of_mask and keras_hooks.has_mask(outputs):
+            self._warned_of_mask = True
+            warnings.warn(
+                "A Keras mask reaches the loss. Keras then divides by the valid entries, and kerasdist weighs each "
+                "rank by its samples: where the ranks' shares of valid entries differ, the numbers are not those of "
+                "one process (all ranks still hold the same).",
+                stacklevel=2,
+            )
+        return keras_hooks.plain(self.model, "compute_loss")(*args, **kwargs)
+
+    def _count(self, rows: Any) -> Step:
+        """A step whose total is counted by a small collective, beside the forward pass."""
+        if self.group.size == 1:
+            return Step(rows, rows)
+        counted = self.group.all_reduce(tf.cast(rows, tf.float32), "sum", "step.rows")
+        total, before = tf.cast(counted, tf.int64), self._last_total.value()
+        guess = tf.cond(before > 0, lambda: before, lambda: total)
+        self._last_total.assign(total)
+        return Step(rows, total, guess)
 
     def test_step(self, data: Any) -> Any:
         """The model's own ``test_step``; a batch without samples changes no metric."""
@@ -201,9 +223,11 @@ def write_nothing(*args: Any, **kwargs: Any) -> None:
     """``save``, ``save_weights`` and ``export`` on ranks other than 0."""
 
 
-def no_xla(model: Any) -> None:
-    """Turns XLA off for the train step, and says so where the user asked for it."""
-    if keras_hooks.turn_off_xla(model):
+def no_xla(model: Any, asked: bool = True) -> bool:
+    """Turns XLA off for the train step, and says so where the user asked for it; whether it was on."""
+    was_on = keras_hooks.turn_off_xla(model)
+    if was_on and asked:
         warnings.warn(
             "jit_compile was turned off: the collectives inside the train step have no XLA kernels.", stacklevel=3
         )
+    return was_on

@@ -33,10 +33,19 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """One call of ``train_step``: the rank's samples, and which optimizers reduced in it."""
+    """One call of ``train_step``: the rank's samples, and which optimizers reduced in it.
+
+    Attributes:
+        rows: This rank's samples.
+        total: All ranks' samples.
+        guess: Where ``total`` comes from a collective: the total of the step before, which needs no waiting.
+        reductions: How often each averager was called.
+        applied: How often an optimizer that averages was applied.
+    """
 
     rows: Any
     total: Any
+    guess: Any = None
     reductions: dict[str, int] = dataclasses.field(default_factory=dict)
     applied: int = 0
 

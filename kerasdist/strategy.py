@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasdist import data, engine, keras_hooks, prediction
+from kerasdist import data, engine, handshake, keras_hooks, prediction
 from kerasdist.callbacks import Agreement
 from kerasdist.callbacks.distributed_optimizer import DistributedOptimizer
 from kerasdist.config import Options, Settings
@@ -64,6 +64,7 @@ class DataParallelStrategy:
         self._settings = Settings.create(compression, bucket_mb, auto_shard, global_batch, options)
         self._group = _start(engine, self._settings.options)
         self._alone = False
+        handshake.agree(self._settings.facts(), self._group)
         self._agree_on_seed()
 
     def __repr__(self) -> str:
@@ -142,7 +143,7 @@ class DataParallelStrategy:
             check_optimizer(optimizer)
         keras_hooks.plain(model, "compile")(*args, **kwargs)
         if self.size > 1:
-            no_xla(model)
+            no_xla(model, asked=kwargs.get("jit_compile") is True)
         replica.distribute_optimizers()
         replica.ready = False
 

@@ -48,7 +48,7 @@ class DistributedOptimizer(Agreement):
                 f"strategy.wrap_optimizer(optimizer). Received: {type(compression).__name__}"
             )
         self._settings = Settings.create(compression, bucket_mb, auto_shard=False, options=options)
-        self._engine_name = engine
+        self._had_xla = False
         _start_engine(engine, options)
         super().__init__(replica=None)  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ class DistributedOptimizer(Agreement):
             applied = distributed_apply(optimizer)
             if applied is not None and isinstance(applied.owner, DistributedOptimizer):
                 applied.remove()
-        no_xla(model)
+        self._had_xla = engine.size() > 1 and no_xla(model)
         self.replica = Replica(model, engine.world(), self._settings, self, shares_validation=False)
         self.replica.distribute_optimizers()
         model.test_function = None
@@ -87,6 +87,7 @@ class DistributedOptimizer(Agreement):
             if applied is not None and applied.owner is self:
                 applied.remove()
         keras_hooks.unpatch(model)
+        model.jit_compile = self._had_xla or model.jit_compile
         model.train_function = model.test_function = None
 
 

@@ -57,11 +57,6 @@ class Job:
         return found
 
 
-def launchers() -> list[str]:
-    """The ways to start several workers that this machine has."""
-    return ["gloo", "mpi"] if mpi_missing() is None else ["gloo"]
-
-
 @functools.cache
 def mpi_missing() -> str | None:
     """Why workers cannot be started by mpirun here, or None."""
@@ -87,8 +82,11 @@ def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
     return [horovodrun, "--gloo", "-np", str(size), *python]
 
 
+LAUNCHER = os.environ.get("KERASDIST_TEST_LAUNCHER", "gloo")
+
+
 @functools.cache
-def run_cases(module: str, size: int, launcher: str = "gloo", timeout_s: int = TIMEOUT_S) -> Job:
+def run_cases(module: str, size: int, launcher: str = LAUNCHER, timeout_s: int = TIMEOUT_S) -> Job:
     """Runs every ``case_*`` of a module on ``size`` workers. Cached: tests of one module share one group.
 
     A module without a dot in its name stands in ``tests.parallel``.

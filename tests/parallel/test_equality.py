@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.parallel.launch import run_cases
+from tests.parallel.launch import LAUNCHER, run_cases
 from tests.parallel.training import FLOAT32, FLOAT64
 
 SIZES = (1, 2, 3, 4)
@@ -19,7 +19,7 @@ def names():
 @pytest.mark.parametrize("name", names())
 def test_equals_one_process(name, size):
     expected = run_cases("cases_reference", 1, "python").ranks("case_trainings")[0][name]
-    ranks = run_cases("cases_equality", size, "python" if size == 1 else "gloo").ranks("case_trainings")
+    ranks = run_cases("cases_equality", size, "python" if size == 1 else LAUNCHER).ranks("case_trainings")
     assert len(ranks) == size
     exact = name.startswith("float64")
     for got in (rank[name] for rank in ranks):

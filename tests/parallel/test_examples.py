@@ -1,0 +1,63 @@
+"""The examples, started as their pages say, under every launcher that is there."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parallel.launch import ROOT, command, mpi_missing, run
+
+MNIST = ROOT.parent / "shared" / "data" / "mnist.npz"
+
+
+def start(launcher, size, *arguments, timeout_s=300):
+    if launcher == "mpi" and mpi_missing():
+        pytest.skip(mpi_missing())
+    code, output = run(command(size, launcher, list(arguments)), timeout_s)
+    assert code == 0, output[-4000:]
+    return output
+
+
+def accuracy(output):
+    return float(re.search(r"held-out digits ([0-9.]+)", output).group(1))
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    target = tmp_path_factory.mktemp("digits") / "one.npz"
+    return target, accuracy(start("python", 1, "examples/digits.py", "--epochs", "3", "--save", str(target)))
+
+
+@pytest.mark.parametrize(("launcher", "size"), [("gloo", 2), ("gloo", 3), ("mpi", 2)])
+def test_digits_reach_the_weights_of_one_process(launcher, size, one_process, tmp_path):
+    target = tmp_path / "weights.npz"
+    output = start(launcher, size, "examples/digits.py", "--epochs", "3", "--save", str(target))
+    assert len(re.findall(r"Epoch 1/3", output)) == 1, "one progress line set"
+    assert accuracy(output) == pytest.approx(one_process[1], abs=0.01)
+    with np.load(target) as ours, np.load(one_process[0]) as one:
+        for name in one.files:
+            np.testing.assert_allclose(ours[name], one[name], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_digits_with_half_precision(compression):
+    plain = accuracy(start("gloo", 2, "examples/digits.py"))
+    half = accuracy(start("gloo", 2, "examples/digits.py", "--compression", compression))
+    assert plain > 0.9
+    assert half == pytest.approx(plain, abs=0.01)
+
+
+def test_mnist_learns():
+    if not MNIST.is_file():
+        pytest.skip("the MNIST file is not beside the checkout; it cannot be downloaded in a test")
+    output = start("gloo", 2, "examples/mnist_cnn.py", "--data", str(MNIST), "--epochs", "1", "--samples", "19200")
+    # SINGA's network after 150 of an epoch's 469 steps; a whole epoch gives 0.96 (docs/benchmarks.md).
+    assert float(re.search(r"by epoch \[([0-9.]+)\]", output).group(1)) > 0.9
+
+
+def test_a_missing_file_is_said_in_one_line():
+    code, output = run([sys.executable, "examples/mnist_cnn.py", "--data", str(Path("no") / "such.npz")], 60)
+    assert code == 1
+    assert "no such file" in output
