@@ -75,8 +75,8 @@ def plain(target: Any, name: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def observe_models(attach: Callable[[Any], None]) -> Iterator[None]:
-    """Calls ``attach(model)`` for every model that is made or compiled inside the context."""
+def observe_models(attach: Callable[[Any], Any]) -> Iterator[None]:
+    """Calls ``attach(model)`` for models made or compiled inside, and ``after_compile()`` of what it returns."""
     made, compiled = TensorFlowTrainer.__init__, Trainer.compile
 
     def on_made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -85,12 +85,9 @@ def observe_models(attach: Callable[[Any], None]) -> Iterator[None]:
 
     @functools.wraps(compiled)
     def on_compiled(self: Any, *args: Any, **kwargs: Any) -> None:
-        attached = patched_by(self) is not None
-        attach(self)
-        if attached:
-            compiled(self, *args, **kwargs)
-        else:
-            self.compile(*args, **kwargs)
+        replica = attach(self)
+        compiled(self, *args, **kwargs)
+        replica.after_compile(asked_for_xla=kwargs.get("jit_compile") is True)
 
     TensorFlowTrainer.__init__, Trainer.compile = on_made, on_compiled
     try:

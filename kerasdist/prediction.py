@@ -11,32 +11,36 @@ import numpy as np
 
 from kerasdist.engine import Group
 
-_COUNTS = "kerasdist_counts"
 
+class PredictionRows:
+    """How many rows of each predicted step count; noted only while someone asks."""
 
-def split_counts(model: Any) -> None:
-    """Makes the predict function give Keras the outputs alone; the rows that count are noted aside."""
-    function = model.predict_function
-    if hasattr(function, _COUNTS):
-        return
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] | None = None
 
-    def outputs_only(batches: Any) -> Any:
-        outputs, rows = function(batches)
-        outputs_only.kerasdist_counts.append(np.asarray(rows))  # type: ignore[attr-defined]
-        return outputs
+    def taken_from(self, function: Any) -> Any:
+        """A predict function that returns outputs alone, of one that returns (outputs, rows)."""
+        if getattr(function, "notes", None) is self:
+            return function
 
-    setattr(outputs_only, _COUNTS, [])
-    model.predict_function = outputs_only
+        def outputs_only(batches: Any) -> Any:
+            outputs, rows = function(batches)
+            if self._rows is not None:
+                self._rows.append(np.asarray(rows))
+            return outputs
 
+        outputs_only.notes = self  # type: ignore[attr-defined]
+        return outputs_only
 
-@contextlib.contextmanager
-def counting(model: Any) -> Iterator[list[np.ndarray]]:
-    """The rows of each step that is predicted inside, known once the context is left."""
-    counts: list[np.ndarray] = []
-    model.make_predict_function()
-    getattr(model.predict_function, _COUNTS).clear()
-    yield counts
-    counts.extend(getattr(model.predict_function, _COUNTS))
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[list[np.ndarray]]:
+        """The rows of the steps that are predicted inside."""
+        rows: list[np.ndarray] = []
+        self._rows = rows
+        try:
+            yield rows
+        finally:
+            self._rows = None
 
 
 def whole(outputs: Any, counts: list[np.ndarray], group: Group, in_turn: bool) -> Any:

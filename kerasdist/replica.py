@@ -42,6 +42,7 @@ class Replica:
         self.shares_validation = shares_validation
         self.ready = False
         self.evaluating = False
+        self._alone = False
         self._folded: set[int] = set()
         self._warned_of_mask = False
         with tf.init_scope():
@@ -56,7 +57,7 @@ class Replica:
         }
         if group.rank != 0:
             methods |= {name: write_nothing for name in ("save", "save_weights", "export")}
-        keras_hooks.patch(model, methods, owner)
+        keras_hooks.patch(model, methods, self)
 
     def __repr__(self) -> str:
         return f"Replica({self.model.name!r}, rank={self.group.rank})"
@@ -191,7 +192,7 @@ class Replica:
     def metrics_or_logs(self, logs: Any) -> Any:
         """Makes the metrics those of all ranks, then gives Keras' answer. Collective."""
         own = keras_hooks.plain(self.model, keras_hooks.METRICS)
-        if self.group.size == 1:
+        if self.group.size == 1 or self._alone:
             return own(logs)
         if self.evaluating and not self.shares_validation:
             check_equal_states(self.model, self.group)
@@ -212,6 +213,15 @@ class Replica:
             yield
         finally:
             self.evaluating = before
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, metrics are this rank's own, and nothing is collective."""
+        before, self._alone = self._alone, True
+        try:
+            yield
+        finally:
+            self._alone = before
 
 
 def as_batch(data: Any) -> Batch:

@@ -57,14 +57,15 @@ class DistributedOptimizer(Agreement):
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
-        owner = keras_hooks.patched_by(model)
-        if owner is not None and not isinstance(owner, DistributedOptimizer):
+        replica = keras_hooks.patched_by(model)
+        leftover = replica.owner if replica is not None else None
+        if leftover is not None and not isinstance(leftover, DistributedOptimizer):
             raise ValueError(
-                f"The model {model.name!r} was made in the scope of {owner!r}, which averages already. "
+                f"The model {model.name!r} was made in the scope of {leftover!r}, which averages already. "
                 "Leave out the DistributedOptimizer callback, or make the model outside of the scope."
             )
-        if owner is not None:
-            owner.take_off(model)
+        if leftover is not None:
+            leftover.take_off(model)
         for optimizer in keras_hooks.own_optimizers(model):
             applied = distributed_apply(optimizer)
             if applied is not None and isinstance(applied.owner, DistributedOptimizer):

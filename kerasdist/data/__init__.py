@@ -32,7 +32,7 @@ def share(
     settings: Settings,
     shuffle: Any = False,
     class_weight: Any = None,
-    training: bool = True,
+    training: bool = False,
 ) -> keras_hooks.DataAdapter:
     """Keras' data adapter for this rank's part of the data. Every rank must call it.
 
@@ -46,7 +46,8 @@ def share(
         settings: ``auto_shard``, ``global_batch`` and the partition are read.
         shuffle: As in ``fit``.
         class_weight: As in ``fit``.
-        training: Whether steps are taken together; evaluation of a rank's own part needs no padding.
+        training: Whether steps are taken together. Evaluation needs neither padding nor a fixed partition. Default
+            False.
 
     Returns:
         An adapter whose number of batches is the same on every rank.
@@ -57,7 +58,7 @@ def share(
     if isinstance(x, SharedData):
         return x
     arguments = {"shuffle": shuffle, "class_weight": class_weight}
-    contiguous = settings.options.partition == "contiguous"
+    contiguous = training and settings.options.partition == "contiguous"
     arrays = keras_hooks.can_convert_arrays((x, y, sample_weight))
     if not settings.auto_shard:
         inner = keras_hooks.get_data_adapter(
@@ -66,7 +67,8 @@ def share(
         return OwnPart(inner, group, steps) if training else inner
     check = settings.options.check_data
     if arrays:
-        _check_samples(x, group)
+        if training:
+            _check_samples(x, group)
         if contiguous:
             each = batch_size or DEFAULT_BATCH_SIZE
             each = max(1, each // group.size) if settings.global_batch else each

@@ -45,9 +45,10 @@ def case_all_gather():
     group, found = engine.world(), {}
     for mode in MODES:
         for dtype in inputs.DTYPES:
-            value = inputs.rows_to_gather(group.rank, dtype)
-            name = f"all_gather.{mode}.{dtype}"
-            found[mode, dtype] = run(mode, lambda t, n=name: group.all_gather(t, n), value)
+            for least in (0, 1):
+                value = inputs.rows_to_gather(group.rank, dtype, least)
+                name = f"all_gather.{mode}.{dtype}.{least}"
+                found[mode, dtype, least] = run(mode, lambda t, n=name: group.all_gather(t, n), value)
     return found
 
 

@@ -23,9 +23,10 @@ def bucket(rank: int, length: int, dtype: str) -> np.ndarray:
     return (rng.normal(size=length) * 10.0 ** rng.uniform(-2, 3, length)).astype(dtype)
 
 
-def rows_to_gather(rank: int, dtype: str) -> np.ndarray:
-    """``rank`` rows of two: rank 0 has none."""
-    return (100 * rank + np.arange(2 * rank)).reshape(rank, 2).astype(dtype)
+def rows_to_gather(rank: int, dtype: str, least: int) -> np.ndarray:
+    """``rank + least`` rows of two: with 0, rank 0 has none."""
+    rows = rank + least
+    return (100 * rank + np.arange(2 * rows)).reshape(rows, 2).astype(dtype)
 
 
 def splits(rank: int, size: int) -> np.ndarray:

@@ -77,8 +77,8 @@ def test_all_reduce(job):
 
 
 def test_all_gather(job):
-    for (mode, dtype), value in same_bits(job, "case_all_gather").items():
-        expected = np.concatenate([inputs.rows_to_gather(rank, dtype) for rank in range(count(job))])
+    for (mode, dtype, least), value in same_bits(job, "case_all_gather").items():
+        expected = np.concatenate([inputs.rows_to_gather(rank, dtype, least) for rank in range(count(job))])
         assert value.dtype == expected.dtype, mode
         np.testing.assert_array_equal(value, expected, mode)
 

@@ -149,3 +149,25 @@ def case_early_stopping():
 
     stopped = model.fit(x, x, epochs=4, callbacks=[Stop()], verbose=0)
     return len(history.epoch), history.history["val_loss"], len(stopped.epoch)
+
+
+def case_odd_calls():
+    """A prediction of fewer rows than workers, one under a fixed partition, and a ``compile`` of one's own."""
+    strategy = kerasdist.DataParallelStrategy(options=kerasdist.Options(partition="contiguous"))
+
+    class OwnCompile(keras.Model):
+        def compile(self, rate):
+            super().compile(keras.optimizers.SGD(rate), "mse")
+
+    inputs = keras.Input((1,))
+    made_outside = OwnCompile(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs))
+    with strategy.scope():
+        made_outside.compile(0.0)
+    rows = np.arange(7, dtype="float32")[:, None]
+    return {
+        "one": made_outside.predict(rows[3:4], verbose=0).ravel(),
+        "seven": made_outside.predict(rows, batch_size=2, verbose=0).ravel(),
+        "labelled": made_outside.predict(tf.data.Dataset.from_tensor_slices((rows, rows)).batch(2), verbose=0).ravel(),
+        "loss": made_outside.evaluate(rows[:1], rows[:1] + 2, verbose=0),
+        "averages": type(keras.tree.flatten(vars(made_outside.optimizer).get("apply"))[0]).__name__,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -44,7 +46,10 @@ def case_mask():
     steps = np.array([[1, 0, 0, 0], [1, 1, 1, 1]])
     embedding = keras.layers.Embedding(2, 1, mask_zero=True, embeddings_initializer="ones", trainable=False)
     layers = [keras.Input((4,), dtype="int32"), embedding, dense()]
-    return fit(steps, np.repeat(TARGETS[:, None], 4, axis=1), layers)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        weight, history = fit(steps, np.repeat(TARGETS[:, None], 4, axis=1), layers)
+    return weight, history, [str(one.message) for one in caught if "mask" in str(one.message)]
 
 
 def case_fails_mean_with_sample_weight():

@@ -125,3 +125,12 @@ def test_early_stopping(job):
         assert together == 2
         if size(job) == 2:
             assert (stopped, losses) == (2, [1.0, 1.0])
+
+
+def test_odd_calls(job):
+    for found in job.ranks("case_odd_calls"):
+        np.testing.assert_array_equal(found["one"], [3.0])
+        np.testing.assert_array_equal(found["seven"], np.arange(7))
+        np.testing.assert_array_equal(found["labelled"], np.arange(7))
+        assert found["loss"] == pytest.approx(4.0)
+        assert found["averages"] == "method"

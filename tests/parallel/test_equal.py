@@ -33,8 +33,9 @@ def test_scalar_metric(job):
 
 def test_mask(job):
     """The mean of the two samples' gradients. One process weighs them 1 and 4, by valid steps: 0.52."""
-    for weight, history in job.ranks("case_mask"):
+    for weight, history, messages in job.ranks("case_mask"):
         assert (weight, history["loss"]) == (close(0.4), [close(5.0)])
+        assert len(messages) == 1 and "A Keras mask reaches the loss" in messages[0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,149 @@
+"""What a model made in ``strategy.scope()`` does for ``compile``, ``fit``, ``evaluate`` and ``predict``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasdist import data, keras_hooks
+from kerasdist.callbacks import Agreement, DistributedOptimizer
+from kerasdist.optimizer import check_optimizer
+from kerasdist.prediction import PredictionRows, whole
+from kerasdist.replica import Replica, no_xla
+
+HOOKED = ("compile", "fit", "evaluate", "predict", "predict_step", "make_predict_function", "train_on_batch")
+
+
+class ScopedReplica(Replica):
+    """A replica that shares out the data of ``fit``, ``evaluate`` and ``predict``.
+
+    Args:
+        model: The Keras model.
+        group: The ranks that train it together.
+        settings: How.
+        owner: The strategy.
+    """
+
+    def __init__(self, model: Any, group: Any, settings: Any, owner: Any) -> None:
+        super().__init__(model, group, settings, owner, shares_validation=True)
+        self._prediction_rows = PredictionRows()
+        keras_hooks.patch(model, {name: getattr(self, name) for name in HOOKED}, self)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' ``compile``, then the averaging before the optimizer's updates."""
+        optimizer = kwargs.get("optimizer", args[0] if args else None)
+        if optimizer is not None and not isinstance(optimizer, (str, dict)):
+            check_optimizer(optimizer)
+        keras_hooks.plain(self.model, "compile")(*args, **kwargs)
+        self.after_compile(asked_for_xla=kwargs.get("jit_compile") is True)
+
+    def after_compile(self, asked_for_xla: bool = False) -> None:
+        """What follows Keras' ``compile``."""
+        if self.group.size > 1:
+            no_xla(self.model, asked=asked_for_xla)
+        self.distribute_optimizers()
+        self.ready = False
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``fit`` on this rank's part of the data. Every rank must call it."""
+        own = keras_hooks.plain(self.model, "fit")
+        if self.owner.is_local:
+            raise ValueError(f"rank {self.group.rank}: `fit` trains on all ranks together; call it outside of local().")
+        call = keras_hooks.call_arguments("fit", args, kwargs)
+        self._add_agreement(call)
+        x, y, weight = call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None)
+        validation, split = call.get("validation_data"), call.pop("validation_split", 0.0)
+        if split and validation is None:
+            (x, y, weight), validation = keras_hooks.train_validation_split((x, y, weight), validation_split=split)
+        batch_size = call.pop("batch_size", None)
+        order = {"shuffle": call.pop("shuffle", True), "class_weight": call.pop("class_weight", None)}
+        shared = [self._share((x, y, weight), batch_size, call.get("steps_per_epoch"), training=True, **order)]
+        validation_batch_size = call.pop("validation_batch_size", None) or batch_size
+        if validation is not None:
+            parts = keras_hooks.unpack_data(validation)
+            shared.append(self._share(parts, validation_batch_size, call.get("validation_steps")))
+            call["validation_data"] = shared[1]
+        self.ready = self.evaluating = False
+        with _failures_of(shared):
+            return own(x=shared[0], shuffle=False, **call)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``evaluate`` on this rank's part, and the metrics of all. Every rank must call it."""
+        own = keras_hooks.plain(self.model, "evaluate")
+        if kwargs.get("_use_cached_eval_dataset"):
+            return own(*args, **kwargs)  # inside of fit, which shared the data out
+        if self.owner.is_local:
+            with self.alone():
+                return own(*args, **kwargs)
+        call = keras_hooks.call_arguments("evaluate", args, kwargs)
+        parts = (call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None))
+        shared = self._share(parts, call.pop("batch_size", None), call.get("steps"))
+        with self.evaluation(), _failures_of([shared]):
+            return own(x=shared, **call)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``predict`` on this rank's part, and the outputs of all. Every rank must call it."""
+        own = keras_hooks.plain(self.model, "predict")
+        if self.owner.is_local or self.group.size == 1:
+            return own(*args, **kwargs)
+        call = keras_hooks.call_arguments("predict", args, kwargs)
+        shared = self._share((call.pop("x", None), None, None), call.pop("batch_size", None), call.get("steps"))
+        with self._prediction_rows.noted() as rows, _failures_of([shared]):
+            outputs = own(x=shared, **call)
+        return whole(outputs, rows, self.group, in_turn=self.settings.auto_shard)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Keras' predict function, which gives Keras the outputs and notes the rows that count."""
+        keras_hooks.plain(self.model, "make_predict_function")(force=force)
+        self.model.predict_function = self._prediction_rows.taken_from(self.model.predict_function)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``train_on_batch`` on the rank's own batch. Every rank must call it."""
+        if not self.ready:
+            call = keras_hooks.call_arguments("train_on_batch", args, kwargs)
+            batch = (call.get("x"), call.get("y"), call.get("sample_weight"))
+            self.prepare(tf.nest.map_structure(_spec, batch))
+        return keras_hooks.plain(self.model, "train_on_batch")(*args, **kwargs)
+
+    def _add_agreement(self, call: dict[str, Any]) -> None:
+        callbacks, users_list = keras_hooks.make_callback_list(call.get("callbacks"))
+        if any(isinstance(callback, DistributedOptimizer) for callback in callbacks):
+            raise ValueError(
+                f"rank {self.group.rank}: `callbacks` holds a DistributedOptimizer, but the model was made in the "
+                "scope of a DataParallelStrategy, which averages already. Leave one of them out."
+            )
+        agreement = Agreement(self)
+        if users_list is None:
+            call["callbacks"] = [*callbacks, agreement]
+        else:
+            agreement.set_model(self.model)
+            users_list.append(agreement)
+
+    def _share(self, data_parts: tuple[Any, Any, Any], batch_size: Any, steps: Any, **arguments: Any) -> Any:
+        x, y, weight = data_parts
+        return data.share(
+            x, y, weight, batch_size=batch_size, steps=steps, group=self.group, settings=self.settings, **arguments
+        )
+
+
+def _spec(value: Any) -> Any:
+    if value is None:
+        return None
+    tensor = tf.convert_to_tensor(value)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+@contextlib.contextmanager
+def _failures_of(adapters: list[Any]) -> Iterator[None]:
+    """Raises what a data adapter found wrong, not the error that TensorFlow makes of it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for adapter in adapters:
+            failure = getattr(adapter, "failure", None)
+            if failure is not None:
+                raise failure from None
+        raise error
