@@ -41,12 +41,16 @@ def test_digits_reach_the_weights_of_one_process(launcher, size, one_process, tm
             np.testing.assert_allclose(ours[name], one[name], rtol=0, atol=1e-3)
 
 
+@pytest.fixture(scope="module")
+def float32_accuracy():
+    return accuracy(start("gloo", 2, "examples/digits.py"))
+
+
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_digits_with_half_precision(compression):
-    plain = accuracy(start("gloo", 2, "examples/digits.py"))
+def test_digits_with_half_precision(compression, float32_accuracy):
     half = accuracy(start("gloo", 2, "examples/digits.py", "--compression", compression))
-    assert plain > 0.9
-    assert half == pytest.approx(plain, abs=0.01)
+    assert float32_accuracy > 0.9
+    assert half == pytest.approx(float32_accuracy, abs=0.01)
 
 
 def test_mnist_learns():

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "kerasdist"
 LAYERS = (
     ("cli",),
     ("strategy",),
+    ("scope",),
     ("callbacks",),
     ("replica",),
     ("handshake", "prediction"),
