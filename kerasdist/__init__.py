@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("compression", "errors"):
+        return importlib.import_module(f"kerasdist.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'kerasdist' has no attribute {name!r}")

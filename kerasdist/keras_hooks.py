@@ -1,4 +1,4 @@
-"""The only module that leans on the internals of Keras and TensorFlow. Written against Keras 3.10 to 3.15.
+"""The only module that leans on the internals of Keras and TensorFlow. `TESTED` says for which.
 
 What it does to foreign objects: it sets methods on single instances (``patch``), and, on ranks other than 0, mutes
 the four callbacks of Keras that write files. Everything else reads.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import platform
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from tensorflow.python.eager import context as _tf_context
 
 __all__ = ["DataAdapter", "can_convert_arrays", "train_validation_split", "unpack_data"]
 
+TESTED = {"Python": ((3, 11), (3, 13)), "TensorFlow": ((2, 20), (2, 21)), "Keras": ((3, 10), (3, 15))}
 CLIP = "_clip_gradients"  # called between the accumulation and the update (base_optimizer.py)
 METRICS = "_get_metrics_result_or_logs"  # called once at the end of an epoch and of an evaluation (trainer.py)
 _OWNER = "_kerasdist_owner"
@@ -43,6 +45,20 @@ def check_backend() -> None:
             f"kerasdist needs Keras' TensorFlow backend. Received: backend={backend!r}. Set KERAS_BACKEND=tensorflow "
             "before Keras is imported."
         )
+
+
+def check_versions() -> None:
+    """Warns if Python, TensorFlow or Keras is outside of the range that kerasdist is tested with."""
+    running = {"Python": platform.python_version(), "TensorFlow": tf.__version__, "Keras": keras.__version__}
+    for name, (low, high) in TESTED.items():
+        version = tuple(int(part) for part in re.findall(r"\d+", running[name])[:2])
+        if not low <= version <= high:
+            span = f"{'.'.join(map(str, low))} to {'.'.join(map(str, high))}"
+            warnings.warn(
+                f"kerasdist is tested with {name} {span}. Running: {name} {running[name]}. Numbers may differ, or "
+                "hooks into Keras fail; `kerasdist doctor` shows what works.",
+                stacklevel=3,
+            )
 
 
 # Methods set on instances -------------------------------------------------------------------------------------------
@@ -99,6 +115,8 @@ def observe_models(attach: Callable[[Any], Any]) -> Iterator[None]:
 def watch_fit(is_distributed: Callable[[Any, Any], bool], message: str) -> None:
     """From now on warns where a model trains that ``is_distributed(model, callbacks)`` does not know."""
     own = TensorFlowTrainer.fit
+    if hasattr(own, "watched"):
+        return  # the engine was started before in this process
 
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,6 +124,7 @@ def watch_fit(is_distributed: Callable[[Any, Any], bool], message: str) -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return own(self, *args, **kwargs)
 
+    fit.watched = True  # type: ignore[attr-defined]
     TensorFlowTrainer.fit = fit
 
 

@@ -126,7 +126,7 @@ class Replica:
             yield
             return
         state = [*self.model.non_trainable_variables, *self.model.metrics_variables]
-        before = {id(variable): (variable, variable.value + 0) for variable in state}
+        before = {id(variable): (variable, tf.convert_to_tensor(variable.value)) for variable in state}
         yield
 
         def take_back() -> int:

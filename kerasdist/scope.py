@@ -59,7 +59,11 @@ class ScopedReplica(Replica):
         if split and validation is None:
             (x, y, weight), validation = keras_hooks.train_validation_split((x, y, weight), validation_split=split)
         batch_size = call.pop("batch_size", None)
-        order = {"shuffle": call.pop("shuffle", True), "class_weight": call.pop("class_weight", None)}
+        # Keras' default, without its warning that a stream is not shuffled where nobody asked for that.
+        order = {
+            "shuffle": call.pop("shuffle", not isinstance(x, tf.data.Dataset)),
+            "class_weight": call.pop("class_weight", None),
+        }
         shared = [self._share((x, y, weight), batch_size, call.get("steps_per_epoch"), training=True, **order)]
         validation_batch_size = call.pop("validation_batch_size", None) or batch_size
         if validation is not None:

@@ -19,7 +19,7 @@ __all__ = ["Engine", "Group", "current", "init", "local_rank", "rank", "shutdown
 
 ENGINES = ("auto", "horovod", "local")
 NOT_DISTRIBUTED = (
-    "There are {} workers, but this model trains on each of them alone: it was made and compiled outside of "
+    "There are several workers, but this model trains on each of them alone: it was made and compiled outside of "
     "strategy.scope(), and `callbacks` holds no kerasdist.DistributedOptimizer()."
 )
 _current: Engine | None = None
@@ -65,9 +65,10 @@ def init(engine: str = "auto", options: Options | None = None) -> Engine:
         engine = "horovod" if started > 1 else "local"
     _current = _start(engine, started, environment.launcher or "python", options or Options())
     if _current.size > 1:
-        keras_hooks.watch_fit(_is_distributed, NOT_DISTRIBUTED.format(_current.size))
+        keras_hooks.watch_fit(_is_distributed, NOT_DISTRIBUTED)
     if _current.rank != 0:
         keras_hooks.silence_this_rank()
+    keras_hooks.check_versions()
     return _current
 
 
@@ -98,6 +99,8 @@ def _start(engine: str, started: int, launcher: str, options: Options) -> Engine
 def _is_distributed(model: Any, callbacks: Any) -> bool:
     from kerasdist import keras_hooks
 
+    if _current is None or _current.size == 1:
+        return True
     given, _ = keras_hooks.make_callback_list(callbacks)
     listed = [*given, *getattr(callbacks, "callbacks", [])]
     return keras_hooks.patched_by(model) is not None or any(hasattr(one, "replica") for one in listed)

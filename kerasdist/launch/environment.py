@@ -74,9 +74,7 @@ _LAUNCHERS = (
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
     ),
-    _Launcher(
-        "slurm", ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
-    ),
+    _Launcher("slurm", ("SLURM_STEP_NUM_TASKS",), "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
     _Launcher("pmi", ("PMI_SIZE",), "PMI_RANK", "PMI_SIZE"),
 )
 
