@@ -219,9 +219,19 @@ def seed_states(model: Any) -> list[Any]:
 
 
 def own_optimizers(model: Any) -> list[Any]:
-    """Every optimizer that is an attribute of the model."""
-    found = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    return list({id(optimizer): optimizer for optimizer in found}.values())
+    """Every optimizer that is an attribute of the model, or stands in a list, tuple or dict that is one."""
+    found: dict[int, Any] = {}
+
+    def look(value: Any, depth: int) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            found[id(value)] = value
+        elif depth and isinstance(value, (list, tuple, dict)):
+            for part in value.values() if isinstance(value, dict) else value:
+                look(part, depth - 1)
+
+    for name, value in vars(model).items():
+        look(value, 0 if name.startswith("_") else 2)
+    return list(found.values())
 
 
 def initial_epoch(model: Any) -> int | None:
@@ -285,9 +295,44 @@ def numpy_values(variables: list[Any]) -> list[np.ndarray]:
     return [np.asarray(variable) for variable in variables]
 
 
-def flat_layers(model: Any) -> list[Any]:
-    """The model and all layers inside it."""
-    return list(model._flatten_layers())
+def layer_state(model: Any) -> list[Any]:
+    """Floating variables that layers made untrainable: moving statistics and their kind, not what was frozen."""
+    variables = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
+    return list({id(v): v for v in variables if tf.as_dtype(v.dtype).is_floating}.values())
+
+
+def synchronized_normalizations(model: Any) -> list[str]:
+    """Names of ``BatchNormalization(synchronized=True)`` layers."""
+    normalizing = keras.layers.BatchNormalization
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, normalizing)]
+    return [layer.name for layer in layers if getattr(layer, "synchronized", False)]
+
+
+def metrics_of_ones_own(model: Any) -> list[str]:
+    """Names of the model's metrics whose class is not Keras' and does not declare ``additive_state = True``."""
+    found = []
+    for metric in model.metrics:
+        for one in getattr(metric, "metrics", None) or [metric]:
+            if not type(one).__module__.startswith("keras.") and not getattr(one, "additive_state", False):
+                found.append(one.name)
+    return found
+
+
+@contextlib.contextmanager
+def weighted_output_losses(model: Any, weight: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, the trackers of each output's loss take ``weight(dtype)``; Keras counts each batch as one."""
+    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+    for tracker in trackers:
+
+        def update_state(value: Any, sample_weight: Any = None, tracker: Any = tracker) -> Any:
+            return type(tracker).update_state(tracker, value, sample_weight=weight(tracker.dtype))
+
+        object.__setattr__(tracker, "update_state", update_state)
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            object.__delattr__(tracker, "update_state")
 
 
 def samples_seen(model: Any) -> float:

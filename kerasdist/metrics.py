@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 
 from kerasdist import keras_hooks
@@ -14,7 +14,18 @@ from kerasdist.errors import RankMismatchError
 
 
 def sum_states(model: Any, group: Group) -> None:
-    """Replaces the state of the model's metrics by the sum over ranks. Every rank must call it."""
+    """Replaces the state of the model's metrics by the sum over ranks. Every rank must call it.
+
+    Warns of metrics of one's own, whose state may be no sum (a maximum, say), unless their class says
+    ``additive_state = True``.
+    """
+    unknown = keras_hooks.metrics_of_ones_own(model)
+    if unknown:
+        warnings.warn(
+            f"The states of the metrics {unknown} are summed over the ranks, which is right only for sums and counts. "
+            "If theirs are, set `additive_state = True` on the class.",
+            stacklevel=2,
+        )
     variables = list(model.metrics_variables)
     flat, assign = _flatten(variables)
     assign(np.asarray(group.all_reduce(flat, "sum", "metrics.sum")))
@@ -40,16 +51,17 @@ def check_equal_states(model: Any, group: Group, rtol: float = 1e-4) -> None:
     assign(np.asarray(group.all_reduce(flat, "mean", "metrics.mean")))
 
 
-def average_moving_statistics(model: Any, group: Group) -> None:
-    """Replaces the moving statistics of BatchNormalization by their mean over ranks, weighted by samples."""
-    normalizing = keras.layers.BatchNormalization
-    layers = [layer for layer in keras_hooks.flat_layers(model) if isinstance(layer, normalizing)]
-    variables = [variable for layer in layers for variable in layer.non_trainable_variables]
+def average_layer_state(model: Any, group: Group) -> None:
+    """Replaces the state that layers keep in training by its mean over ranks, weighted by samples.
+
+    That is the moving statistics of BatchNormalization, and floating state of the user's own layers.
+    """
+    variables = keras_hooks.layer_state(model)
     if not variables:
         return
     samples = keras_hooks.samples_seen(model) or 1.0
     flat, assign = _flatten(variables)
-    total = np.asarray(group.all_reduce(np.append(flat * samples, samples), "sum", "moving_statistics"))
+    total = np.asarray(group.all_reduce(np.append(flat * samples, samples), "sum", "layer_state"))
     assign(total[:-1] / total[-1])
 
 

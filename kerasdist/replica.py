@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasdist import handshake, keras_hooks
 from kerasdist.config import Settings
 from kerasdist.data.shared import rows_of
 from kerasdist.engine import Group
-from kerasdist.helpers import send_variables
-from kerasdist.metrics import average_moving_statistics, check_equal_states, mean_logs, sum_states
+from kerasdist.helpers import gather_json, send_variables
+from kerasdist.metrics import average_layer_state, check_equal_states, mean_logs, sum_states
 from kerasdist.optimizer import distribute_optimizer
 from kerasdist.step import Batch, Step, step_scope
 
@@ -69,7 +71,7 @@ class Replica:
         batch = as_batch(data)
         own_step = keras_hooks.plain(self.model, "train_step")
         step = Step(batch.rows, batch.total) if batch.total is not None else self._count(batch.rows)
-        with step_scope(step), self._untouched_by(batch.may_be_empty):
+        with step_scope(step), self._untouched_by(batch.may_be_empty), self._weighted(step.rows, step.total):
             logs = own_step(batch.data)
         if self.group.size > 1 and not step.applied and self.model.trainable_variables:
             raise RuntimeError(
@@ -82,7 +84,7 @@ class Replica:
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own loss; warns of a Keras mask, which divides by the valid entries of the rank's own batch."""
-        outputs = keras_hooks.call_arguments("compute_loss", args, kwargs).get("y_pred")
+        outputs = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
         if self.group.size > 1 and not self._warned_of_mask and keras_hooks.has_mask(outputs):
             self._warned_of_mask = True
             warnings.warn(
@@ -108,7 +110,7 @@ class Replica:
         batch = as_batch(data)
         if isinstance(data, Batch):
             self.shares_validation = True
-        with self._untouched_by(batch.may_be_empty):
+        with self._untouched_by(batch.may_be_empty), self._weighted(batch.rows, batch.total):
             logs = keras_hooks.plain(self.model, "test_step")(batch.data)
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
         return logs
@@ -118,6 +120,12 @@ class Replica:
         batch = as_batch(data)
         outputs = keras_hooks.plain(self.model, "predict_step")(batch.data)
         return outputs, tf.reshape(batch.rows, [1])
+
+    def _weighted(self, rows: Any, total: Any) -> contextlib.AbstractContextManager[None]:
+        """Each output's loss counts by the rank's share of the step; by its samples where the step's are not known."""
+        return keras_hooks.weighted_output_losses(
+            self.model, lambda dtype: tf.cast(rows, dtype) / (1 if total is None else tf.cast(total, dtype))
+        )
 
     @contextlib.contextmanager
     def _untouched_by(self, may_be_empty: Any) -> Iterator[None]:
@@ -165,11 +173,42 @@ class Replica:
         keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
         self.distribute_optimizers()
         self._check_loss()
+        synchronized = keras_hooks.synchronized_normalizations(model)
+        if synchronized and self.group.size > 1:
+            warnings.warn(
+                f"BatchNormalization(synchronized=True) is not synchronised between workers yet: {synchronized} take "
+                "the statistics of each rank's own batch.",
+                stacklevel=3,
+            )
         handshake.agree(handshake.signature(model, self.settings), self.group)
         optimizer_variables = [v for optimizer in keras_hooks.own_optimizers(model) for v in optimizer.variables]
         send_variables([*model.weights, *optimizer_variables], self.group)
         self._fold_seeds()
         self.ready = True
+
+    def align(self, get_spec: Callable[[], Any]) -> None:
+        """Before ranks evaluate or predict together: makes sure that they hold one model. Collective."""
+        model = self.model
+        if self.group.size == 1:
+            return
+        if not keras_hooks.is_built(model):
+            spec = get_spec()
+            keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
+        if self._same_weights():
+            return
+        average_layer_state(model, self.group)
+        if not self._same_weights():
+            warnings.warn(
+                "The ranks hold different weights; those of rank 0 are taken. (Were they set or loaded on one rank?)",
+                stacklevel=3,
+            )
+            send_variables(list(model.weights), self.group)
+
+    def _same_weights(self) -> bool:
+        checksum = 1
+        for value in keras_hooks.numpy_values(self.model.weights):
+            checksum = zlib.adler32(np.ascontiguousarray(value).tobytes(), checksum)
+        return len(set(gather_json(checksum, self.group, "weights"))) == 1
 
     def _check_loss(self) -> None:
         odd = [one for one in keras_hooks.loss_reductions(self.model) if one not in ("sum_over_batch_size", "mean")]
@@ -198,7 +237,7 @@ class Replica:
             check_equal_states(self.model, self.group)
         else:
             if not self.evaluating:
-                average_moving_statistics(self.model, self.group)
+                average_layer_state(self.model, self.group)
             sum_states(self.model, self.group)
         answer = own(logs)
         if answer is logs:

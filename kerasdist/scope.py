@@ -35,8 +35,8 @@ class ScopedReplica(Replica):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``, then the averaging before the optimizer's updates."""
         optimizer = kwargs.get("optimizer", args[0] if args else None)
-        if optimizer is not None and not isinstance(optimizer, (str, dict)):
-            check_optimizer(optimizer)
+        if hasattr(optimizer, "apply_gradients") or hasattr(optimizer, "param_groups"):
+            check_optimizer(optimizer)  # anything else is Keras' to judge, or an argument of a compile of one's own
         keras_hooks.plain(self.model, "compile")(*args, **kwargs)
         self.after_compile(asked_for_xla=kwargs.get("jit_compile") is True)
 
@@ -85,6 +85,7 @@ class ScopedReplica(Replica):
         call = keras_hooks.call_arguments("evaluate", args, kwargs)
         parts = (call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None))
         shared = self._share(parts, call.pop("batch_size", None), call.get("steps"))
+        self.align(lambda: shared.get_tf_dataset().element_spec)
         with self.evaluation(), _failures_of([shared]):
             return own(x=shared, **call)
 
@@ -95,6 +96,7 @@ class ScopedReplica(Replica):
             return own(*args, **kwargs)
         call = keras_hooks.call_arguments("predict", args, kwargs)
         shared = self._share((call.pop("x", None), None, None), call.pop("batch_size", None), call.get("steps"))
+        self.align(lambda: shared.get_tf_dataset().element_spec)
         with self._prediction_rows.noted() as rows, _failures_of([shared]):
             outputs = own(x=shared, **call)
         return whole(outputs, rows, self.group, in_turn=self.settings.auto_shard)

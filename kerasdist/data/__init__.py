@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,22 @@ def share(
         ValueError: Fewer samples than workers, or a combination that cannot be shared out.
     """
     if isinstance(x, SharedData):
+        extra = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        given = [name for name, value in extra.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"rank {group.rank}: what kerasdist.shard() returned holds targets and weights already. "
+                f"Received beside it: {', '.join(given)}. Give them to shard()."
+            )
         return x
     arguments = {"shuffle": shuffle, "class_weight": class_weight}
     contiguous = training and settings.options.partition == "contiguous"
     arrays = keras_hooks.can_convert_arrays((x, y, sample_weight))
+    if isinstance(x, types.GeneratorType) and not training and group.size > 1 and settings.auto_shard:
+        raise ValueError(
+            f"rank {group.rank}: a generator cannot be shared out for evaluation or prediction: how far each rank has "
+            "read ahead of the last use is a matter of timing. Use a tf.data.Dataset or a keras.utils.PyDataset."
+        )
     if not settings.auto_shard:
         inner = keras_hooks.get_data_adapter(
             x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments

@@ -58,8 +58,9 @@ class FirstBatchCheck:
             self.failure = RankMismatchError(
                 f"rank {self._group.rank}: the ranks read different first batches (hashes {table}), so "
                 "sharing them out would lose some samples and repeat others. Shuffle with a seed that all ranks share "
-                "(`dataset.shuffle(n, seed=1)`, `keras.utils.set_random_seed(1)`), or, if each rank reads its own "
-                "part, say so with DataParallelStrategy(auto_shard=False)."
+                "(`dataset.shuffle(n, seed=1)`, `keras.utils.set_random_seed(1)`); make a generator anew for each "
+                "`fit`, since ranks read ahead by different amounts; or, if each rank reads its own part, say so with "
+                "DataParallelStrategy(auto_shard=False)."
             )
             raise self.failure
         return 0

@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
+
+import tensorflow as tf
 
 from kerasdist.engine.base import Engine, Group
 from kerasdist.errors import EngineError
 
+STALLED = """
+rank {rank}: waited {timeout_s:g} s in the collective {name!r} for other ranks, and ends the job. Usual causes:
+  - code that only some ranks run, such as `if rank == 0: model.evaluate(...)` (use `with strategy.local():`);
+  - a rank that left the epoch early (a stop asked for in a batch hook) or has other data;
+  - a rank that died or is much slower: a longer wait is Options(timeout_s=...).
+"""
+STALLED_EXIT_CODE = 70
+
 
 class HorovodGroup(Group):
-    """All ranks of a Horovod job."""
+    """All ranks of a Horovod job.
 
-    def __init__(self, hvd: Any) -> None:
+    Args:
+        hvd: Horovod's module for TensorFlow.
+        timeout_s: Seconds after which a collective outside of a graph ends the process, and so the job.
+    """
+
+    def __init__(self, hvd: Any, timeout_s: float) -> None:
         self._hvd = hvd
+        self._timeout_s = timeout_s
         self.rank = hvd.rank()
         self.size = hvd.size()
         self._ops = {"sum": hvd.Sum, "mean": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
-        return self._hvd.allreduce(tensor, op=self._ops[op], name=name)
+        with self._watched(name):
+            return self._hvd.allreduce(tensor, op=self._ops[op], name=name)
 
     def all_gather(self, tensor: Any, name: str) -> Any:
-        return self._hvd.allgather(tensor, name=name)
+        with self._watched(name):
+            return self._hvd.allgather(tensor, name=name)
 
     def all_to_all(self, tensor: Any, splits: Any, name: str) -> Any:
-        received, _ = self._hvd.alltoall(tensor, splits=splits, name=name)
-        return received
+        with self._watched(name):
+            received, _ = self._hvd.alltoall(tensor, splits=splits, name=name)
+            return received
 
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
-        return self._hvd.broadcast(tensor, root_rank=root, name=name)
+        with self._watched(name):
+            return self._hvd.broadcast(tensor, root_rank=root, name=name)
+
+    @contextlib.contextmanager
+    def _watched(self, name: str) -> Iterator[None]:
+        """Ends the process if a collective that is being waited for takes too long; Horovod would wait on."""
+        if not tf.executing_eagerly() or self.size == 1:
+            yield
+            return
+        timer = threading.Timer(self._timeout_s, self._end, [name])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end(self, name: str) -> None:
+        print(STALLED.format(rank=self.rank, timeout_s=self._timeout_s, name=name), file=sys.stderr, flush=True)
+        os._exit(STALLED_EXIT_CODE)
 
 
 class HorovodEngine(Engine):
@@ -70,7 +112,7 @@ class HorovodEngine(Engine):
                 f"Horovod could not be started: {error}. See `kerasdist doctor` for what is missing."
             ) from error
         self._hvd = hvd
-        self._world = HorovodGroup(hvd)
+        self._world = HorovodGroup(hvd, self._timeout_s)
 
     def stop(self) -> None:
         if self._hvd is not None:

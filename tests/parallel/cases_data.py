@@ -171,3 +171,82 @@ def case_odd_calls():
         "loss": made_outside.evaluate(rows[:1], rows[:1] + 2, verbose=0),
         "averages": type(keras.tree.flatten(vars(made_outside.optimizer).get("apply"))[0]).__name__,
     }
+
+
+def case_apart_before_predict():
+    """Weights that one rank alone has: evaluate and predict use rank 0's, and say so."""
+    strategy = kerasdist.DataParallelStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.compile("sgd", "mse")
+    if RANK:
+        model.set_weights([np.full((1, 1), 5.0)])
+    rows = np.arange(4, dtype="float32")[:, None]
+    return model.predict(rows, verbose=0).ravel(), model.evaluate(rows, rows, verbose=0)
+
+
+class Widest(keras.metrics.Metric):
+    """A state that is no sum."""
+
+    def __init__(self):
+        super().__init__(name="widest")
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.value
+
+
+def case_a_metric_that_is_no_sum():
+    import warnings
+
+    strategy = kerasdist.DataParallelStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Widest(), "mae", keras.metrics.AUC()])
+    rows = np.arange(4, dtype="float32")[:, None] / 4
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.evaluate(rows, rows, verbose=0)
+    return [str(one.message) for one in caught if "additive_state" in str(one.message)]
+
+
+def case_optimizers_in_a_dict():
+    """Each of two optimizers that stand in a dict averages."""
+
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False) for _ in range(2))
+            self.by_name = {"a": keras.optimizers.SGD(0.1), "b": keras.optimizers.SGD(0.1)}
+
+        def call(self, x):
+            return self.a(x) + self.b(x)
+
+        def compute_loss(self, images, factor):  # a method of one's own that has a name of Keras'
+            return keras.ops.mean(self(images)) * factor
+
+        def train_step(self, data):
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.compute_loss(images=data[0], factor=1.0)
+            for name, layer in (("a", self.a), ("b", self.b)):
+                kernel = layer.trainable_variables
+                self.by_name[name].apply(tape.gradient(loss, kernel), kernel)
+            return {"loss": loss}
+
+    strategy = kerasdist.DataParallelStrategy(auto_shard=False)
+    with strategy.scope():
+        model = Two()
+        model.compile(loss=None)
+    x = np.full((1, 1), 1.0 + 2 * RANK, "float32")
+    model.fit(x, x, verbose=0)
+    return [float(w.ravel()[0]) for w in model.get_weights()]
+
+
+def case_fails_weights_beside_shard():
+    strategy = kerasdist.DataParallelStrategy()
+    model = recorder(strategy)
+    ids = np.arange(6, dtype="float32")[:, None]
+    model.fit(kerasdist.shard(ids, ids, batch_size=2), class_weight={0: 1.0}, verbose=0)

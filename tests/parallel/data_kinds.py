@@ -52,6 +52,7 @@ def arguments(kind: str, samples: int, batch_size: int, shuffled: bool) -> dict[
 def structures(workers: int, scope: Any = None) -> dict[str, Any]:
     """Weights and history of trainings on nested data, in float64, global batch 12, 31 samples."""
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # else the first one made stays
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(31, 2)), rng.normal(size=(31, 3))
     y, z = rng.normal(size=(31, 1)), rng.normal(size=(31, 2))
@@ -89,6 +90,7 @@ def structures(workers: int, scope: Any = None) -> dict[str, Any]:
 def evaluations(workers: int, scope: Any = None) -> dict[str, Any]:
     """What evaluate and predict return, in float64, for every kind of data."""
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # else the first one made stays
     keras.utils.set_random_seed(4)
     with scope() if scope else contextlib.nullcontext():
         inputs = keras.Input((1,))

@@ -52,6 +52,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains 3 epochs with a global batch of 24; returns early and late weights, history and predictions."""
     keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(floatx)  # else the first one made stays
     keras.utils.set_random_seed(3)
     x, y = digits()
     batch_size = GLOBAL_BATCH // workers

@@ -28,6 +28,7 @@ def main(module_name: str, folder: str) -> None:
         if not name.startswith("case_"):
             continue
         keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")  # else the first one made stays
         keras.utils.set_random_seed(7)
         try:
             result = case()
