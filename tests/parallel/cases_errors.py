@@ -147,3 +147,16 @@ def case_frozen_between_fits():
     model.fit(x, x, verbose=0)
     kerasdist.assert_replicas_in_sync(model)
     return before == [w.tobytes() for w in model.layers[0].get_weights()]
+
+
+def case_synchronized_normalization():
+    import warnings
+
+    def make():
+        normalize = keras.layers.BatchNormalization(synchronized=True, name="normalize")
+        return keras.Sequential([keras.Input((1,)), normalize, keras.layers.Dense(1)])
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(make=make).fit(IDS, IDS, verbose=0)
+    return [str(one.message) for one in caught if "synchronized" in str(one.message)]

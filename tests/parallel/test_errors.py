@@ -52,5 +52,11 @@ def test_frozen_between_fits(job):
     assert job.ranks("case_frozen_between_fits") == [True, True]
 
 
+def test_synchronized_normalization(job):
+    for messages in job.ranks("case_synchronized_normalization"):
+        assert len(messages) == 1
+        assert "['normalize']" in messages[0]
+
+
 def test_exit_code(job):
     assert job.exit_code == 0, job.output[-3000:]
