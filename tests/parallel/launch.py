@@ -85,12 +85,16 @@ def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
 LAUNCHER = os.environ.get("KERASDIST_TEST_LAUNCHER", "gloo")
 
 
-@functools.cache
 def run_cases(module: str, size: int, launcher: str = LAUNCHER, timeout_s: int = TIMEOUT_S) -> Job:
     """Runs every ``case_*`` of a module on ``size`` workers. Cached: tests of one module share one group.
 
     A module without a dot in its name stands in ``tests.parallel``.
     """
+    return _run_cases(module, size, launcher, timeout_s)
+
+
+@functools.cache
+def _run_cases(module: str, size: int, launcher: str, timeout_s: int) -> Job:
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as folder:
         arguments = ["-m", "tests.parallel.worker", module, folder]
         code, output = run(command(size, launcher, arguments), timeout_s)

@@ -40,7 +40,7 @@ def test_equals_one_process(name, size):
 
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_all_ranks_hold_the_same_bits(size):
-    ranks = run_cases("cases_equality", size).ranks("case_trainings")
+    ranks = run_cases("cases_equality", size, LAUNCHER).ranks("case_trainings")
     for name in NAMES:
         for other in ranks[1:]:
             for ours, theirs in zip(ranks[0][name]["weights"], other[name]["weights"], strict=True):
