@@ -1,6 +1,10 @@
 """Names shared by the small cases and their tests (which start no engine)."""
 
-OPTIMIZERS = (
+from importlib.metadata import version
+
+OPTIMIZERS = [
     "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion", "Lamb",
-    "Muon", "LossScaleOptimizer",
-)  # fmt: skip
+    "LossScaleOptimizer",
+]  # fmt: skip
+if not version("keras").startswith("3.10."):
+    OPTIMIZERS.append("Muon")  # that of Keras 3.10 fails on TensorFlow, without kerasdist too
