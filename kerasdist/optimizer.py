@@ -47,6 +47,9 @@ class DistributedApply:
         self._loss_scaled = self._guessed = False
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
+        # Under a loss scale gradients may be computed in half precision, where a share such as 1/3 is rounded: they
+        # keep their own size, and the division by the number of workers comes after the sum.
+        self._divides = averager.compressor.takes_shares and inner is not optimizer
         # Nothing between the loss and the mean that is not linear, so that a wrong guess can be made good after it.
         self._may_guess = averager.compressor.takes_shares and not self._accumulates and inner is optimizer
         hooks: dict[str, Callable[..., Any]] = {"apply": self.apply, "scale_loss": self.scale_loss}
@@ -103,6 +106,8 @@ class DistributedApply:
         step = current_step()
         suffix = step.next_suffix(self.averager.name) if step is not None else ""
         means = self.averager.average(present, suffix)
+        if self._divides:
+            means = [mean / self.averager.group.size for mean in means]
         if self._guessed and step is not None:
             factor = tf.cast(step.guess, tf.float64) / tf.cast(step.total, tf.float64)
             means = tf.cond(
@@ -113,7 +118,8 @@ class DistributedApply:
 
     def _weight(self, dtype: Any, guess: Any = None) -> Any:
         step = current_step() or Step(1, self.averager.group.size)
-        return self.averager.weight(step.rows, step.total if guess is None else guess, dtype)
+        weight = self.averager.weight(step.rows, step.total if guess is None else guess, dtype)
+        return weight * self.averager.group.size if self._divides else weight
 
 
 def distribute_optimizer(optimizer: Any, group: Group, settings: Settings, owner: Any) -> DistributedApply:

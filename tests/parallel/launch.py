@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 900
+TIMEOUT_S = 420
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,9 +94,7 @@ def test_loss_scale(job):
     for rank in job.ranks("case_loss_scale"):
         for name, ((w1, scale1), (w2, _)) in rank.items():
             assert (w1, scale1) == (0.0, 16384.0), name
-            # In half precision a share of one third is rounded: 11 bits.
-            limit = 0.1 * 2.0**-11 if count(job) == 3 and "automatic" in name else 1e-6
-            assert w2 == pytest.approx(-0.1, abs=limit), name
+            assert w2 == pytest.approx(-0.1, abs=1e-6), name
 
 
 def test_half_precision(job):
