@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +27,7 @@ class Averager:
         self.group = group
         self.name = name
         self._settings = settings
+        self._alone_bytes = settings.options.alone_kb * 2**10
 
     @property
     def compressor(self) -> Compressor:
@@ -46,29 +48,36 @@ class Averager:
         share = tf.cast(rows, dtype) / tf.cast(total, dtype)
         return share if self.compressor.takes_shares else share * self.group.size
 
-    def average(self, tensors: Sequence[Any], suffix: str = "") -> list[Any]:
+    def average(
+        self, tensors: Sequence[Any], suffix: str = "", finish: Callable[[Any], Any] = lambda tensor: tensor
+    ) -> list[Any]:
         """Sums ``weight * tensor`` over the ranks.
 
         Args:
-            tensors: Floating tensors, already multiplied by ``weight``. ``tf.IndexedSlices`` become dense.
+            tensors: Floating tensors, already multiplied by ``weight``. ``tf.IndexedSlices`` become dense; large ones
+                travel as rows where that is less to send.
             suffix: Told apart from other calls that may run at the same time.
+            finish: Applied to what was averaged, once for all tensors that travel together.
 
         Returns:
             The averaged tensors, in the same order.
         """
         if self.group.size == 1:
             return list(tensors)
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in tensors]
-        options = self._settings.options
         averaged: list[Any] = [None] * len(tensors)
-        for bucket in plan_buckets(specs, self._settings.bucket_mb * 2**20, options.alone_kb * 2**10):
+        for position, tensor in enumerate(tensors):
+            if self._travels_as_rows(tensor):
+                averaged[position] = finish(self._mean_of_rows(tensor, f"{self.name}{suffix}.rows{position}"))
+        dense = [position for position, mean in enumerate(averaged) if mean is None]
+        packed = [tf.convert_to_tensor(tensors[position]) for position in dense]
+        specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in packed]
+        for bucket in plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes):
             name = f"{self.name}{suffix}.bucket{bucket.index}"
-            flat = tensors[bucket.members[0]] if len(bucket.members) == 1 else pack(bucket, tensors)
-            reduced = self._mean(flat, name)
+            flat = packed[bucket.members[0]] if len(bucket.members) == 1 else pack(bucket, packed)
+            reduced = finish(self._mean(flat, name))
             parts = [reduced] if len(bucket.members) == 1 else unpack(bucket, reduced)
             for member, part in zip(bucket.members, parts, strict=True):
-                averaged[member] = part
+                averaged[dense[member]] = part
         return averaged
 
     def _mean(self, tensor: Any, name: str) -> Any:
@@ -81,3 +90,33 @@ class Averager:
         if compressor.takes_shares:
             return compressor.mean(tensor, self.group, name)
         return tf.reshape(compressor.mean(tf.reshape(tensor, [-1]), self.group, name), tensor.shape)
+
+    def _travels_as_rows(self, tensor: Any) -> bool:
+        """Whether it may pay to send the rows of a sparse gradient instead of all of it."""
+        if not isinstance(tensor, tf.IndexedSlices) or tensor.dtype not in (tf.float32, tf.float64):
+            return False
+        shape = tf.get_static_value(tensor.dense_shape) if tensor.dense_shape is not None else None
+        return shape is not None and math.prod(shape) * tensor.dtype.size >= self._alone_bytes
+
+    def _mean_of_rows(self, tensor: tf.IndexedSlices, name: str) -> Any:
+        """The dense group mean of a sparse gradient. Rows of one index are merged before they are sent."""
+        shape = [int(size) for size in tf.get_static_value(tensor.dense_shape)]
+        indices, places = tf.unique(tf.cast(tensor.indices, tf.int64))
+        values = tf.math.unsorted_segment_sum(tensor.values, places, tf.size(indices))
+        width = math.prod(shape[1:]) * tensor.dtype.size
+        sent = tf.cast(tf.size(indices), tf.float32) * (width + indices.dtype.size)
+        # What a rank receives: of rows, those of all others; of a dense ring, 2 (N - 1) / N of the whole.
+        dense_bytes = 2 * shape[0] * width
+        gathered = self.group.all_reduce(sent, "sum", f"{name}.size")
+
+        def as_rows() -> Any:
+            every = self.group.all_gather(indices, f"{name}.indices")
+            return tf.math.unsorted_segment_sum(self.group.all_gather(values, f"{name}.values"), every, shape[0]) / (
+                1 if self.compressor.takes_shares else self.group.size
+            )
+
+        def as_dense() -> Any:
+            whole = tf.reshape(tf.math.unsorted_segment_sum(values, indices, shape[0]), shape)
+            return self._mean(whole, f"{name}.dense")
+
+        return tf.ensure_shape(tf.cond(gathered < dense_bytes, as_rows, as_dense), shape)

@@ -7,6 +7,7 @@ import numbers
 from typing import Any
 
 PARTITIONS = ("batch", "contiguous")
+DIVERGENCE = ("raise", "warn", "repair")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Options:
         check_data: Whether ranks compare a hash of the first global batch before it is shared out. Default True.
         alone_kb: Gradients of at least this many KiB travel alone and in place; smaller ones are packed into
             buckets. Default 256.
+        watch_every: After so many executions of the train step the ranks compare their weights, optimizer state and
+            learning rate. Default 1000; 0: never.
+        on_divergence: What to do where they differ: ``"raise"`` (default) an error on every rank, ``"warn"``, or
+            ``"repair"``: warn, and take the state of rank 0.
 
     Raises:
         ValueError: An option is outside its range.
@@ -31,12 +36,19 @@ class Options:
     partition: str = "batch"
     check_data: bool = True
     alone_kb: float = 256.0
+    watch_every: int = 1000
+    on_divergence: str = "raise"
 
     def __post_init__(self) -> None:
         positive_number("timeout_s", self.timeout_s)
         positive_number("alone_kb", self.alone_kb)
         one_of("partition", self.partition, PARTITIONS)
+        one_of("on_divergence", self.on_divergence, DIVERGENCE)
         boolean("check_data", self.check_data)
+        if isinstance(self.watch_every, bool) or not isinstance(self.watch_every, int):
+            raise TypeError(f"`watch_every` must be a number of steps. Received: watch_every={self.watch_every!r}")
+        if self.watch_every < 0:
+            raise ValueError(f"`watch_every` must be 0 (never) or more. Received: watch_every={self.watch_every}")
 
 
 @dataclasses.dataclass(frozen=True)

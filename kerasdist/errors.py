@@ -15,5 +15,9 @@ class RankMismatchError(KerasdistError, ValueError):
     """The ranks were given different models, optimizers, options or data."""
 
 
+class RankFailedError(KerasdistError, RuntimeError):
+    """Another rank failed, or ended, while this one needed it; the message names the rank and the cause."""
+
+
 class BuildError(KerasdistError, RuntimeError):
     """Building the engine failed, or cannot start on this machine."""

@@ -13,8 +13,8 @@ import kerasdist
 from kerasdist import keras_hooks
 from kerasdist.config import Settings
 from kerasdist.engine import Group
+from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
-from kerasdist.helpers import gather_json
 from kerasdist.optimizer import distributed_apply
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from kerasdist import engine, keras_hooks
 from kerasdist.engine import Group
+from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
 
 _numbers = itertools.count()
@@ -124,17 +124,6 @@ def send_variables(variables: list[Any], group: Group, root: int = 0) -> None:
         part = received[start : start + value.nbytes]
         variable.assign(part.view(value.dtype).reshape(value.shape))
         start += value.nbytes
-
-
-def gather_json(value: Any, group: Group, name: str) -> list[Any]:
-    """Every rank's JSON value, in rank order. Nothing received is executed."""
-    payload = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    if group.size == 1:
-        return [value]
-    sizes = np.asarray(group.all_gather(np.array([payload.size], np.int64), f"{name}.sizes"))
-    whole = np.asarray(group.all_gather(payload, f"{name}.json")).tobytes()
-    ends = np.cumsum(sizes)
-    return [json.loads(whole[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
 @contextlib.contextmanager

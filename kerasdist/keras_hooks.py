@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses import loss as _losses
 from keras.src.trainers.data_adapters import get_data_adapter as _get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays as can_convert_arrays
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split as train_validation_split
@@ -33,6 +34,7 @@ __all__ = ["DataAdapter", "can_convert_arrays", "train_validation_split", "unpac
 TESTED = {"Python": ((3, 11), (3, 13)), "TensorFlow": ((2, 20), (2, 21)), "Keras": ((3, 10), (3, 15))}
 CLIP = "_clip_gradients"  # called between the accumulation and the update (base_optimizer.py)
 METRICS = "_get_metrics_result_or_logs"  # called once at the end of an epoch and of an evaluation (trainer.py)
+SHOULD_EVALUATE = "_should_eval"  # asked before the validation of an epoch (trainer.py)
 _OWNER = "_kerasdist_owner"
 _HOOKS = "_kerasdist_hooks"
 
@@ -112,19 +114,18 @@ def observe_models(attach: Callable[[Any], Any]) -> Iterator[None]:
         TensorFlowTrainer.__init__, Trainer.compile = made, compiled
 
 
-def watch_fit(is_distributed: Callable[[Any, Any], bool], message: str) -> None:
-    """From now on warns where a model trains that ``is_distributed(model, callbacks)`` does not know."""
+def surround_fit(surroundings: Callable[[Any, Any], contextlib.AbstractContextManager[Any]]) -> None:
+    """From now on each ``fit`` of this process runs inside of ``surroundings(model, callbacks)``."""
     own = TensorFlowTrainer.fit
-    if hasattr(own, "watched"):
+    if hasattr(own, "surrounded"):
         return  # the engine was started before in this process
 
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_distributed(self, call_arguments("fit", args, kwargs).get("callbacks")):
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return own(self, *args, **kwargs)
+        with surroundings(self, call_arguments("fit", args, kwargs).get("callbacks")):
+            return own(self, *args, **kwargs)
 
-    fit.watched = True  # type: ignore[attr-defined]
+    fit.surrounded = True  # type: ignore[attr-defined]
     TensorFlowTrainer.fit = fit
 
 
@@ -173,9 +174,20 @@ def build(model: Any, spec: Any) -> None:
         except RuntimeError as error:
             raise ValueError(str(error)) from error
     optimizer: Any = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
+    if optimizer is not None:
+        build_optimizer(optimizer, model.trainable_variables)
+
+
+def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
+    """Makes the state of an optimizer, as Keras does at its first update."""
+    if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(model.trainable_variables)
+            optimizer.build(variables)
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """The variables that a built optimizer updates, in the order of their gradients."""
+    return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
 
 
 def _known_rank(spec: Any) -> Any:
@@ -301,6 +313,16 @@ def layer_state(model: Any) -> list[Any]:
     return list({id(v): v for v in variables if tf.as_dtype(v.dtype).is_floating}.values())
 
 
+def replicated_variables(model: Any) -> list[Any]:
+    """What all ranks hold alike between steps: not the state of layers, nor gradients that are being accumulated."""
+    own = {id(variable) for variable in layer_state(model)}
+    for optimizer in own_optimizers(model):
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        own |= {id(variable) for variable in getattr(inner, "_accumulated_gradients", None) or []}
+    variables = [*model.weights, *(v for optimizer in own_optimizers(model) for v in optimizer.variables)]
+    return list({id(v): v for v in variables if id(v) not in own}.values())
+
+
 def synchronized_normalizations(model: Any) -> list[str]:
     """Names of ``BatchNormalization(synchronized=True)`` layers."""
     normalizing = keras.layers.BatchNormalization
@@ -316,6 +338,36 @@ def metrics_of_ones_own(model: Any) -> list[str]:
             if not type(one).__module__.startswith("keras.") and not getattr(one, "additive_state", False):
                 found.append(one.name)
     return found
+
+
+@contextlib.contextmanager
+def corrected_losses(factor: Callable[[str, Any, Any], Any]) -> Iterator[None]:
+    """Inside, each loss that Keras reduces to a number is multiplied by ``factor(reduction, weights, loss)``.
+
+    ``weights`` are those whose sum the loss was divided by: the valid entries of a mask, or sample weights under
+    ``"mean_with_sample_weight"``; None where it was divided by the number of entries, or not at all.
+    """
+    own = _losses.reduce_weighted_values
+
+    def reduced(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = own(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        if reduction == "mean_with_sample_weight":
+            weights = _losses.apply_mask(sample_weight, mask, dtype=loss.dtype, reduction=reduction)
+        else:
+            weights = mask if reduction in ("sum_over_batch_size", "mean") else None
+        return loss * factor(reduction, weights, loss)
+
+    _losses.reduce_weighted_values = reduced
+    try:
+        yield
+    finally:
+        _losses.reduce_weighted_values = own
 
 
 @contextlib.contextmanager
@@ -339,8 +391,3 @@ def samples_seen(model: Any) -> float:
     """The weight that the model's loss tracker holds: this rank's samples of the epoch; 0 without one."""
     tracker = getattr(model, "_loss_tracker", None)
     return float(tracker.count) if tracker is not None else 0.0
-
-
-def has_mask(outputs: Any) -> bool:
-    """Whether Keras would mask the loss of these outputs."""
-    return any(getattr(output, "_keras_mask", None) is not None for output in tf.nest.flatten(outputs))

@@ -15,17 +15,20 @@ Where the averaging stands, by fact 1 of the design (reduce before anything that
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_hooks
 from kerasdist.averaging import Averager
 from kerasdist.config import Settings
 from kerasdist.engine import Group
+from kerasdist.engine.meeting import meet
 from kerasdist.step import Step, current_step
 
 _numbers = itertools.count()
@@ -45,6 +48,7 @@ class DistributedApply:
         self.averager = averager
         self.owner = owner
         self._loss_scaled = self._guessed = False
+        self._present: dict[int, np.ndarray] = {}  # by call within a step: which gradients some rank has
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
         # Under a loss scale gradients may be computed in half precision, where a share such as 1/3 is rounded: they
@@ -83,12 +87,17 @@ class DistributedApply:
         if step is not None:
             step.applied += 1
         grads = list(grads)
-        if not self._loss_scaled:
-            grads = [None if g is None else keras_hooks.scale_gradient(g, self._weight(g.dtype)) for g in grads]
-        self._loss_scaled = False
-        if not self._accumulates:
-            grads = self._average(grads)
-        type(self.optimizer).apply(self.optimizer, grads, trainable_variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            keras_hooks.build_optimizer(self.optimizer, trainable_variables)
+        with step.gated() if step is not None else contextlib.nullcontext():
+            if not self._loss_scaled:
+                grads = [None if g is None else keras_hooks.scale_gradient(g, self._weight(g.dtype)) for g in grads]
+            self._loss_scaled = False
+            grads = self._complete(grads, trainable_variables)
+            if not self._accumulates:
+                grads = self._average(grads)
+            type(self.optimizer).apply(self.optimizer, grads, trainable_variables)
 
     def clip(self, grads: Any) -> Any:
         """Averages the gradients accumulated over k passes, then clips them."""
@@ -101,20 +110,57 @@ class DistributedApply:
         name = f"{self.averager.name}.finite"
         return self.averager.group.all_reduce(tf.cast(finite, tf.float32), "min", name) > 0.5
 
+    def forget(self) -> None:
+        """Asks the ranks anew which gradients there are, when all of them next trace the train step."""
+        self._present = {}
+
+    def _complete(self, grads: list[Any], variables: list[Any] | None) -> list[Any]:
+        """Zeros for gradients that other ranks have and this one has not; what is None on all ranks stays None."""
+        group = self.averager.group
+        if group.size == 1 or not grads:
+            return grads
+        step = current_step()
+        call = step.reductions.get(self.averager.name, 0) if step is not None else 0
+        here = np.array([gradient is not None for gradient in grads], np.int32)
+        if call not in self._present or tf.executing_eagerly():
+            with tf.init_scope():  # all ranks trace their first step together
+                name = f"{self.averager.name}.present"
+                if call not in self._present:
+                    meet(group, name)
+                self._present[call] = np.asarray(group.all_reduce(tf.constant(here), "max", name))
+        anywhere = self._present[call]
+        if anywhere.size != here.size or (here > anywhere).any():
+            raise ValueError(
+                f"rank {group.rank}: this train step gives gradients of other variables than the one that the ranks "
+                f"agreed on. Expected {int(anywhere.sum())} gradients of {anywhere.size} variables. Received: "
+                f"{int(here.sum())} of {here.size}. Compile the model again on all ranks."
+            )
+        if variables is None:
+            variables = keras_hooks.optimized_variables(self.optimizer)
+        return [
+            tf.zeros(variable.shape, variable.dtype) if gradient is None and there else gradient
+            for gradient, there, variable in zip(grads, anywhere, variables, strict=True)
+        ]
+
     def _average(self, grads: list[Any]) -> list[Any]:
         present = [g for g in grads if g is not None]
         step = current_step()
         suffix = step.next_suffix(self.averager.name) if step is not None else ""
-        means = self.averager.average(present, suffix)
-        if self._divides:
-            means = [mean / self.averager.group.size for mean in means]
-        if self._guessed and step is not None:
-            factor = tf.cast(step.guess, tf.float64) / tf.cast(step.total, tf.float64)
-            means = tf.cond(
-                tf.equal(factor, 1.0), lambda: means, lambda: [mean * tf.cast(factor, mean.dtype) for mean in means]
-            )
+        means = self.averager.average(present, suffix, self._finish(step))
+        if step is not None:
+            step.reduced += means
         averaged = iter(means)
         return [None if g is None else next(averaged) for g in grads]
+
+    def _finish(self, step: Step | None) -> Callable[[Any], Any]:
+        """What a mean still needs after it was averaged."""
+        if self._divides:
+            return lambda mean: mean / self.averager.group.size
+        if not self._guessed or step is None:
+            return lambda mean: mean
+        factor = tf.cast(step.guess, tf.float64) / tf.cast(step.total, tf.float64)
+        right = tf.equal(factor, 1.0)
+        return lambda mean: tf.cond(right, lambda: mean, lambda: mean * tf.cast(factor, mean.dtype))
 
     def _weight(self, dtype: Any, guess: Any = None) -> Any:
         step = current_step() or Step(1, self.averager.group.size)

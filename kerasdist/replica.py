@@ -6,6 +6,7 @@ Both doors attach a ``Replica`` to a model; they differ in who shares out the da
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,11 +18,14 @@ import tensorflow as tf
 from kerasdist import handshake, keras_hooks
 from kerasdist.config import Settings
 from kerasdist.data.shared import rows_of
-from kerasdist.engine import Group
-from kerasdist.helpers import gather_json, send_variables
+from kerasdist.engine import Group, meeting
+from kerasdist.engine.meeting import gather_json
+from kerasdist.exchange import StepExchange
+from kerasdist.helpers import send_variables
 from kerasdist.metrics import average_layer_state, check_equal_states, mean_logs, sum_states
-from kerasdist.optimizer import distribute_optimizer
+from kerasdist.optimizer import distribute_optimizer, distributed_apply
 from kerasdist.step import Batch, Step, step_scope
+from kerasdist.watchdog import Watchdog
 
 
 class Replica:
@@ -46,16 +50,16 @@ class Replica:
         self.evaluating = False
         self._alone = False
         self._folded: set[int] = set()
-        self._warned_of_mask = False
+        self.exchange = StepExchange(model, group)
+        self._watchdog = Watchdog(model, group, settings.options)
         with tf.init_scope():
             self._last_rows = tf.Variable(1.0, trainable=False, dtype=tf.float64)
-            self._last_total = tf.Variable(0, trainable=False, dtype=tf.int64)
         methods: dict[str, Callable[..., Any]] = {
             "make_train_function": self.make_train_function,
             "train_step": self.train_step,
             "test_step": self.test_step,
-            "compute_loss": self.compute_loss,
             keras_hooks.METRICS: self.metrics_or_logs,
+            keras_hooks.SHOULD_EVALUATE: self.should_evaluate,
         }
         if group.rank != 0:
             methods |= {name: write_nothing for name in ("save", "save_weights", "export")}
@@ -70,8 +74,8 @@ class Replica:
         """The model's own ``train_step``, its gradients weighted by this rank's samples."""
         batch = as_batch(data)
         own_step = keras_hooks.plain(self.model, "train_step")
-        step = Step(batch.rows, batch.total) if batch.total is not None else self._count(batch.rows)
-        with step_scope(step), self._untouched_by(batch.may_be_empty), self._weighted(step.rows, step.total):
+        step = self.exchange.enter(batch)
+        with step_scope(step), self._untouched_by(batch.may_be_empty), self._weighted(step):
             logs = own_step(batch.data)
         if self.group.size > 1 and not step.applied and self.model.trainable_variables:
             raise RuntimeError(
@@ -80,37 +84,15 @@ class Replica:
                 "one from strategy.wrap_optimizer()."
             )
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
+        self.exchange.finish(step)
         return logs
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own loss; warns of a Keras mask, which divides by the valid entries of the rank's own batch."""
-        outputs = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
-        if self.group.size > 1 and not self._warned_of_mask and keras_hooks.has_mask(outputs):
-            self._warned_of_mask = True
-            warnings.warn(
-                "A Keras mask reaches the loss. Keras then divides by the valid entries, and kerasdist weighs each "
-                "rank by its samples: where the ranks' shares of valid entries differ, the numbers are not those of "
-                "one process (all ranks still hold the same).",
-                stacklevel=2,
-            )
-        return keras_hooks.plain(self.model, "compute_loss")(*args, **kwargs)
-
-    def _count(self, rows: Any) -> Step:
-        """A step whose total is counted by a small collective, beside the forward pass."""
-        if self.group.size == 1:
-            return Step(rows, rows)
-        counted = self.group.all_reduce(tf.cast(rows, tf.float32), "sum", "step.rows")
-        total, before = tf.cast(counted, tf.int64), self._last_total.value()
-        guess = tf.cond(before > 0, lambda: before, lambda: total)
-        self._last_total.assign(total)
-        return Step(rows, total, guess)
 
     def test_step(self, data: Any) -> Any:
         """The model's own ``test_step``; a batch without samples changes no metric."""
         batch = as_batch(data)
         if isinstance(data, Batch):
             self.shares_validation = True
-        with self._untouched_by(batch.may_be_empty), self._weighted(batch.rows, batch.total):
+        with self._untouched_by(batch.may_be_empty), self._weighted(Step(batch.rows, batch.total)):
             logs = keras_hooks.plain(self.model, "test_step")(batch.data)
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
         return logs
@@ -121,11 +103,36 @@ class Replica:
         outputs = keras_hooks.plain(self.model, "predict_step")(batch.data)
         return outputs, tf.reshape(batch.rows, [1])
 
-    def _weighted(self, rows: Any, total: Any) -> contextlib.AbstractContextManager[None]:
-        """Each output's loss counts by the rank's share of the step; by its samples where the step's are not known."""
-        return keras_hooks.weighted_output_losses(
-            self.model, lambda dtype: tf.cast(rows, dtype) / (1 if total is None else tf.cast(total, dtype))
-        )
+    @contextlib.contextmanager
+    def _weighted(self, step: Step) -> Iterator[None]:
+        """Each loss counts by the rank's share of the step; by its samples where the step's are not known."""
+        rows, total = step.rows, step.total
+
+        def share(dtype: Any) -> Any:
+            return tf.cast(rows, dtype) / (1 if total is None else tf.cast(total, dtype))
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(keras_hooks.weighted_output_losses(self.model, share))
+            if self.group.size > 1 and total is not None:
+                stack.enter_context(keras_hooks.corrected_losses(functools.partial(self._loss_factor, step)))
+            yield
+
+    def _loss_factor(self, step: Step, reduction: str, weights: Any, loss: Any) -> Any:
+        """What turns a loss that is weighted by n/B into the rank's part of the one that one process computes.
+
+        A sum counts as it is. A mean over valid entries, or by sample weights, counts by their share: V/sum(V).
+        """
+        if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight") and reduction != "sum":
+            return 1.0
+        whole = tf.math.divide_no_nan(tf.cast(step.total, loss.dtype), tf.cast(step.rows, loss.dtype))
+        if reduction == "sum":
+            return whole
+        if weights is None:
+            return 1.0
+        own = tf.reduce_sum(tf.cast(weights, tf.float64)) * tf.cast(step.rows > 0, tf.float64)
+        with step.gated():
+            every = self.group.all_reduce(own, "sum", f"loss{step.next_suffix('loss')}.weights")
+        return whole * tf.cast(tf.math.divide_no_nan(own, every), loss.dtype)
 
     @contextlib.contextmanager
     def _untouched_by(self, may_be_empty: Any) -> Iterator[None]:
@@ -149,6 +156,11 @@ class Replica:
     def make_train_function(self, force: bool = False) -> None:
         """Keras' train function, which before its first step of a ``fit`` makes the ranks agree."""
         model = self.model
+        if model.train_function is None or force:
+            for optimizer in keras_hooks.own_optimizers(model):
+                applied = distributed_apply(optimizer)
+                if applied is not None:
+                    applied.forget()
         keras_hooks.plain(model, "make_train_function")(force=force)
         function = model.train_function
         if getattr(function, "prepares", None) is self:
@@ -157,7 +169,9 @@ class Replica:
         def prepared(iterator: Any) -> Any:
             if not self.ready:
                 self.prepare(getattr(iterator, "element_spec", None))
-            return function(iterator)
+            logs = self.exchange.run(function, iterator)
+            self._watchdog.after_step()
+            return logs
 
         prepared.prepares = self  # type: ignore[attr-defined]
         model.train_function = prepared
@@ -211,11 +225,12 @@ class Replica:
         return len(set(gather_json(checksum, self.group, "weights"))) == 1
 
     def _check_loss(self) -> None:
-        odd = [one for one in keras_hooks.loss_reductions(self.model) if one not in ("sum_over_batch_size", "mean")]
+        odd = [one for one in keras_hooks.loss_reductions(self.model) if one in (None, "none")]
         if odd and self.group.size > 1:
             raise ValueError(
-                f"rank {self.group.rank}: losses must be means over the samples, so that the workers' gradients can be "
-                f"averaged by their samples. Expected reduction='sum_over_batch_size' or 'mean'. Received: {odd[0]!r}"
+                f"rank {self.group.rank}: a loss must be one number, so that its gradient can be averaged over the "
+                "workers. Expected reduction='sum_over_batch_size', 'mean', 'mean_with_sample_weight' or 'sum'. "
+                f"Received: {odd[0]!r}"
             )
 
     def _fold_seeds(self) -> None:
@@ -237,12 +252,18 @@ class Replica:
             check_equal_states(self.model, self.group)
         else:
             if not self.evaluating:
+                self.exchange.leave()
                 average_layer_state(self.model, self.group)
             sum_states(self.model, self.group)
         answer = own(logs)
         if answer is logs:
             return mean_logs(logs, self._last_rows, self.group)
         return answer
+
+    def should_evaluate(self, *args: Any) -> bool:
+        """Keras' own answer, but for a training that SIGTERM ends."""
+        own = keras_hooks.plain(self.model, keras_hooks.SHOULD_EVALUATE)
+        return not meeting.termination_agreed() and own(*args)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

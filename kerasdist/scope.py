@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasdist import data, keras_hooks
 from kerasdist.callbacks import Agreement, DistributedOptimizer
+from kerasdist.engine import meeting
 from kerasdist.optimizer import check_optimizer
 from kerasdist.prediction import PredictionRows, whole
 from kerasdist.replica import Replica, no_xla
@@ -52,6 +53,10 @@ class ScopedReplica(Replica):
         own = keras_hooks.plain(self.model, "fit")
         if self.owner.is_local:
             raise ValueError(f"rank {self.group.rank}: `fit` trains on all ranks together; call it outside of local().")
+        with meeting.together(self.group, training=True):
+            return self._fit(own, *args, **kwargs)
+
+    def _fit(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         call = keras_hooks.call_arguments("fit", args, kwargs)
         self._add_agreement(call)
         x, y, weight = call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None)
@@ -82,6 +87,10 @@ class ScopedReplica(Replica):
         if self.owner.is_local:
             with self.alone():
                 return own(*args, **kwargs)
+        with meeting.together(self.group):
+            return self._evaluate(own, *args, **kwargs)
+
+    def _evaluate(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         call = keras_hooks.call_arguments("evaluate", args, kwargs)
         parts = (call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None))
         shared = self._share(parts, call.pop("batch_size", None), call.get("steps"))
@@ -94,6 +103,10 @@ class ScopedReplica(Replica):
         own = keras_hooks.plain(self.model, "predict")
         if self.owner.is_local or self.group.size == 1:
             return own(*args, **kwargs)
+        with meeting.together(self.group):
+            return self._predict(own, *args, **kwargs)
+
+    def _predict(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         call = keras_hooks.call_arguments("predict", args, kwargs)
         shared = self._share((call.pop("x", None), None, None), call.pop("batch_size", None), call.get("steps"))
         self.align(lambda: shared.get_tf_dataset().element_spec)
@@ -112,7 +125,8 @@ class ScopedReplica(Replica):
             call = keras_hooks.call_arguments("train_on_batch", args, kwargs)
             batch = (call.get("x"), call.get("y"), call.get("sample_weight"))
             self.prepare(tf.nest.map_structure(_spec, batch))
-        return keras_hooks.plain(self.model, "train_on_batch")(*args, **kwargs)
+        with meeting.together(self.group):
+            return keras_hooks.plain(self.model, "train_on_batch")(*args, **kwargs)
 
     def _add_agreement(self, call: dict[str, Any]) -> None:
         callbacks, users_list = keras_hooks.make_callback_list(call.get("callbacks"))

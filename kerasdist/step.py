@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 
 class Batch(NamedTuple):
     """A rank's part of a global batch, as kerasdist's data adapters yield it.
@@ -39,6 +41,8 @@ class Step:
         rows: This rank's samples.
         total: All ranks' samples.
         guess: Where ``total`` comes from a collective: the total of the step before, which needs no waiting.
+        gate: An operation that fails unless all ranks take part in this step. Collectives and updates come after it.
+        reduced: The tensors that collectives of this step gave.
         reductions: How often each averager was called.
         applied: How often an optimizer that averages was applied.
     """
@@ -46,6 +50,8 @@ class Step:
     rows: Any
     total: Any
     guess: Any = None
+    gate: Any = None
+    reduced: list[Any] = dataclasses.field(default_factory=list)
     reductions: dict[str, int] = dataclasses.field(default_factory=dict)
     applied: int = 0
 
@@ -54,6 +60,11 @@ class Step:
         number = self.reductions.get(name, 0)
         self.reductions[name] = number + 1
         return f".{number}" if number else ""
+
+
+    def gated(self) -> contextlib.AbstractContextManager[Any]:
+        """What is made inside runs only if all ranks take part in this step."""
+        return contextlib.nullcontext() if self.gate is None else tf.control_dependencies([self.gate])
 
 
 _local = threading.local()

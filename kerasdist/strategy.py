@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasdist import data, engine, handshake, keras_hooks
 from kerasdist.config import Options, Settings
-from kerasdist.helpers import gather_json
+from kerasdist.engine.meeting import gather_json
 from kerasdist.optimizer import check_optimizer, distribute_optimizer, distributed_apply
 from kerasdist.scope import ScopedReplica
 

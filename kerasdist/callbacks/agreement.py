@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from kerasdist import keras_hooks
-from kerasdist.helpers import gather_json
+from kerasdist.engine import meeting
+from kerasdist.engine.meeting import gather_json
 from kerasdist.replica import Replica
 
 
@@ -26,6 +27,16 @@ class Agreement(keras.callbacks.Callback):
         """Starts at rank 0's epoch, which ``BackupAndRestore`` may have read from a file."""
         epochs = gather_json(keras_hooks.initial_epoch(self.model), self.replica.group, "initial_epoch")
         keras_hooks.set_initial_epoch(self.model, epochs[0])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts for messages."""
+        self.replica.exchange.epoch, self.replica.exchange.steps = epoch, 0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Nobody leaves ``fit`` alone: a rank that failed in the last hooks is noticed here."""
+        self.replica.exchange.close()
+        if self.replica.group.size > 1:
+            meeting.meet(self.replica.group, "the end of fit")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops on all ranks if one stops."""

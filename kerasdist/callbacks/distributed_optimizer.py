@@ -79,6 +79,7 @@ class DistributedOptimizer(Agreement):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Gives model and optimizer back as they were."""
+        super().on_train_end(logs)
         self.take_off(self.model)
 
     def take_off(self, model: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist.engine import Group
+from kerasdist.engine.meeting import apart, gather_json
 from kerasdist.errors import RankMismatchError
-from kerasdist.helpers import gather_json
 
 _numbers = itertools.count()
 
@@ -52,7 +52,8 @@ class FirstBatchCheck:
         for tensor in tensors:
             digest.update(repr((tensor.shape.as_list(), tensor.dtype.name)).encode())
             digest.update(tensor.numpy().tobytes() if tensor.dtype != tf.string else repr(tensor.numpy()).encode())
-        digests = gather_json(digest.hexdigest()[:12], self._group, self._name)
+        with apart():  # in a thread of the data's, while this rank's own waits for the batch
+            digests = gather_json(digest.hexdigest()[:12], self._group, self._name)
         if len(set(digests)) > 1:
             table = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(digests))
             self.failure = RankMismatchError(

@@ -49,7 +49,7 @@ class Groups(SharedData):
 
 
 def counted(dataset: tf.data.Dataset, extra: int) -> tf.data.Dataset:
-    """(tensors, rows) of every batch, then ``extra`` times no rows: what a rank has when others have more."""
+    """(tensors, rows) of every batch, then ``extra`` times (-1: for ever) no rows, as others may have more."""
     spec = dataset.element_spec
 
     def count(*args: Any) -> Any:
@@ -63,8 +63,8 @@ def counted(dataset: tf.data.Dataset, extra: int) -> tf.data.Dataset:
     return dataset.map(count).concatenate(relaxed) if extra else dataset.map(count)
 
 
-def blank_leaves(spec: Any) -> tuple[Any, ...]:
-    """For each tensor of a batch, one without rows.
+def blank_leaves(spec: Any, rows: int = 0) -> tuple[Any, ...]:
+    """For each tensor of a batch, one of zeros: without rows, or with so many.
 
     Raises:
         ValueError: A component is ragged or sparse, or of unknown rank.
@@ -72,7 +72,7 @@ def blank_leaves(spec: Any) -> tuple[Any, ...]:
     blank = []
     for leaf in tf.nest.flatten(spec):
         if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
-            blank.append(tf.zeros([0] + [dim or 0 for dim in leaf.shape[1:]], leaf.dtype))
+            blank.append(tf.zeros([rows] + [dim or rows for dim in leaf.shape[1:]], leaf.dtype))
         elif "NoneTensorSpec" not in type(leaf).__name__:
             raise ValueError(
                 "kerasdist shares out batches of dense tensors with a first axis of samples. "

@@ -1,7 +1,7 @@
 """Data that the user shared out: each rank reads its own part (``auto_shard=False``).
 
-The samples of a step are counted by one small collective in each step. A rank that has fewer batches goes on with
-batches that count nothing until the longest is through.
+The samples of a step are counted by the exchange that begins it. A rank that has fewer batches goes on with batches
+that count nothing until the longest is through, whether the lengths are known or not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kerasdist import keras_hooks
 from kerasdist.data.groups import blank_leaves, counted, restore
 from kerasdist.data.shared import SharedData, element, rows_of
 from kerasdist.engine import Group
-from kerasdist.helpers import gather_json
+from kerasdist.engine.meeting import gather_json
 from kerasdist.step import Batch
 
 
@@ -27,7 +27,7 @@ class OwnPart(SharedData):
         steps_per_epoch: As in ``fit``.
 
     Raises:
-        ValueError: On all ranks, if some rank's number of batches is unknown and no steps were given.
+        ValueError: On all ranks, if they were given different steps.
     """
 
     def __init__(self, inner: keras_hooks.DataAdapter, group: Group, steps_per_epoch: int | None) -> None:
@@ -36,18 +36,14 @@ class OwnPart(SharedData):
         lengths, steps = [one[0] for one in batches], [one[1] for one in batches]
         if len(set(steps)) > 1:
             raise ValueError(f"rank {group.rank}: `steps_per_epoch` must be the same on all ranks. Received: {steps}")
-        if steps[0] is None and None in lengths:
-            raise ValueError(
-                f"rank {group.rank}: with auto_shard=False the ranks must know how many batches each of them has. "
-                f"Received: {lengths} (None: unknown). Give `steps_per_epoch`, or the length by "
-                "`dataset.apply(tf.data.experimental.assert_cardinality(n))`."
-            )
-        known = [length for length in lengths if length is not None]
-        self._steps = max(known) if steps[0] is None else None
-        self._uneven = steps[0] is None and len(set(known)) > 1
+        self._unknown = steps[0] is None and None in lengths
+        self._steps = max(lengths) if steps[0] is None and not self._unknown else None
+        self._uneven = self._unknown or (self._steps is not None and min(lengths) < self._steps)
 
     @property
     def num_batches(self) -> int | None:
+        if self._unknown:
+            return None
         return self._steps if self._steps is not None else self.inner.num_batches
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -65,6 +61,7 @@ class OwnPart(SharedData):
             own = tf.cond(rows > 0, lambda: batch, lambda: spare)
             return tuple(leaf[:1] for leaf in own), (own, rows)
 
-        missing = (self._steps or 0) - (self.inner.num_batches or 0)
-        stream = counted(dataset, extra=missing).scan(blank_leaves(spec), advance)
+        # Where a length is unknown the stream has no end; the step in which no rank has samples ends the epoch.
+        missing = -1 if self._unknown else (self._steps or 0) - (self.inner.num_batches or 0)
+        stream = counted(dataset, extra=missing).scan(blank_leaves(spec, rows=1), advance)
         return stream.map(lambda own, rows: Batch(restore(own, spec), rows, None, tf.equal(rows, 0)))

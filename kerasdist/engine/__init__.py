@@ -7,10 +7,14 @@ engine of one process, which needs nothing installed beside Keras and TensorFlow
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
+import warnings
 from typing import Any
 
 from kerasdist.config import Options, one_of
+from kerasdist.engine import meeting
 from kerasdist.engine.base import Engine, Group
 from kerasdist.errors import EngineError
 from kerasdist.launch.environment import read_environment
@@ -65,7 +69,8 @@ def init(engine: str = "auto", options: Options | None = None) -> Engine:
         engine = "horovod" if started > 1 else "local"
     _current = _start(engine, started, environment.launcher or "python", options or Options())
     if _current.size > 1:
-        keras_hooks.watch_fit(_is_distributed, NOT_DISTRIBUTED)
+        keras_hooks.surround_fit(_around_fit)
+        _name_this_rank(_current.rank)
     if _current.rank != 0:
         keras_hooks.silence_this_rank()
     keras_hooks.check_versions()
@@ -94,6 +99,25 @@ def _start(engine: str, started: int, launcher: str, options: Options) -> Engine
     claim_devices(running.local_rank, running.local_size)
     atexit.register(shutdown)
     return running
+
+
+def _around_fit(model: Any, callbacks: Any) -> contextlib.AbstractContextManager[Any]:
+    """All ranks end a ``fit`` together; one that is not distributed is warned of."""
+    if _is_distributed(model, callbacks):
+        return meeting.together(world(), training=True)
+    warnings.warn(NOT_DISTRIBUTED, RuntimeWarning, stacklevel=3)
+    return contextlib.nullcontext()
+
+
+def _name_this_rank(rank: int) -> None:
+    """The line before an uncaught exception's traceback says whose it is."""
+    own = sys.excepthook
+
+    def named(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        print(f"rank {rank}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+        own(kind, error, trace)
+
+    sys.excepthook = named
 
 
 def _is_distributed(model: Any, callbacks: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ class Group(abc.ABC):
 
     rank: int
     size: int
+    timeout_s: float = 300.0
 
     @abc.abstractmethod
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
@@ -44,6 +47,28 @@ class Group(abc.ABC):
     @abc.abstractmethod
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
         """Returns the root's tensor on every rank; shapes and dtypes must agree."""
+
+    @abc.abstractmethod
+    def exchange(self, row: Any) -> Any:
+        """Every rank's row of three int64: where it is (``engine.meeting``), its samples, and a mark of its data.
+
+        One name wherever it is called, so that it answers the exchange of another rank that is somewhere else.
+
+        Args:
+            row: Int64 tensor of shape (3,).
+
+        Returns:
+            Int64 tensor of shape (size, 3).
+        """
+
+    @contextlib.contextmanager
+    def waits(self, where: str) -> Iterator[None]:
+        """Inside, the process ends with a message that names ``where`` if it takes longer than the timeout."""
+        yield
+
+    def was_cut_off(self, error: Exception) -> bool:
+        """Whether a collective failed because another rank ended."""
+        return False
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.engine import meeting
 from kerasdist.engine.base import Engine, Group
 from kerasdist.errors import EngineError
+from kerasdist.step import current_step
 
-STALLED = """
-rank {rank}: waited {timeout_s:g} s in the collective {name!r} for other ranks, and ends the job. Usual causes:
-  - code that only some ranks run, such as `if rank == 0: model.evaluate(...)` (use `with strategy.local():`);
-  - a rank that left the epoch early (a stop asked for in a batch hook) or has other data;
-  - a rank that died or is much slower: a longer wait is Options(timeout_s=...).
-"""
-STALLED_EXIT_CODE = 70
+SHUT_DOWN = "has been shut down"  # in every error of Horovod's for a collective that a rank's end cut off
 
 
 class HorovodGroup(Group):
@@ -33,45 +28,66 @@ class HorovodGroup(Group):
 
     def __init__(self, hvd: Any, timeout_s: float) -> None:
         self._hvd = hvd
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.rank = hvd.rank()
         self.size = hvd.size()
         self._ops = {"sum": hvd.Sum, "mean": hvd.Average, "min": hvd.Min, "max": hvd.Max}
+        self._exchange = tf.function(self._exchange_row, input_signature=[tf.TensorSpec([3], tf.int64)])
 
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
-        with self._watched(name):
-            return self._hvd.allreduce(tensor, op=self._ops[op], name=name)
+        with self._meeting(name):
+            return self._hvd.allreduce(tensor, op=self._ops[op], name=name, ignore_name_scope=True)
 
     def all_gather(self, tensor: Any, name: str) -> Any:
-        with self._watched(name):
-            return self._hvd.allgather(tensor, name=name)
+        with self._meeting(name):
+            return self._hvd.allgather(tensor, name=name, ignore_name_scope=True)
 
     def all_to_all(self, tensor: Any, splits: Any, name: str) -> Any:
-        with self._watched(name):
-            received, _ = self._hvd.alltoall(tensor, splits=splits, name=name)
+        with self._meeting(name):
+            received, _ = self._hvd.alltoall(tensor, splits=splits, name=name, ignore_name_scope=True)
             return received
 
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
-        with self._watched(name):
-            return self._hvd.broadcast(tensor, root_rank=root, name=name)
+        with self._meeting(name):
+            return self._hvd.broadcast(tensor, root_rank=root, name=name, ignore_name_scope=True)
+
+    def exchange(self, row: Any) -> Any:
+        return self._exchange(row)
+
+    def _exchange_row(self, row: Any) -> Any:
+        # In a graph of its own, so that Horovod knows it by the same name wherever it is called.
+        with tf.device("CPU:0"):
+            return tf.ensure_shape(
+                self._hvd.allgather(row[None], name="kerasdist.exchange", ignore_name_scope=True), [self.size, 3]
+            )
 
     @contextlib.contextmanager
-    def _watched(self, name: str) -> Iterator[None]:
-        """Ends the process if a collective that is being waited for takes too long; Horovod would wait on."""
+    def _meeting(self, name: str) -> Iterator[None]:
+        """Outside of graphs: all ranks are known to come, and the process ends if they take too long."""
         if not tf.executing_eagerly() or self.size == 1:
             yield
             return
-        timer = threading.Timer(self._timeout_s, self._end, [name])
+        if current_step() is None:
+            meeting.meet(self, name)
+        with self.waits(f"the collective {name!r}"):
+            yield
+
+    @contextlib.contextmanager
+    def waits(self, where: str) -> Iterator[None]:
+        timer = threading.Timer(self.timeout_s, meeting.end_stalled, [self, where])
         timer.daemon = True
         timer.start()
         try:
             yield
+        except tf.errors.OpError as error:
+            if not self.was_cut_off(error):
+                raise
+            raise meeting.cut_off(self, where) from None
         finally:
             timer.cancel()
 
-    def _end(self, name: str) -> None:
-        print(STALLED.format(rank=self.rank, timeout_s=self._timeout_s, name=name), file=sys.stderr, flush=True)
-        os._exit(STALLED_EXIT_CODE)
+    def was_cut_off(self, error: Exception) -> bool:
+        return SHUT_DOWN in str(error)
 
 
 class HorovodEngine(Engine):
@@ -98,8 +114,9 @@ class HorovodEngine(Engine):
             EngineError: Horovod is not installed, or was built for another TensorFlow.
         """
         environ = os.environ
-        environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(min(60, self._timeout_s / 2)))))
-        environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(self._timeout_s))))
+        # Horovod names the missing ranks after up to twice this time; before kerasdist ends the job.
+        environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(min(60, self._timeout_s / 4)))))
+        environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(4, int(2 * self._timeout_s))))
         try:
             import horovod.tensorflow as hvd
 

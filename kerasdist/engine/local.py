@@ -27,6 +27,9 @@ class LocalGroup(Group):
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
         return tf.convert_to_tensor(tensor)
 
+    def exchange(self, row: Any) -> Any:
+        return tf.convert_to_tensor(row)[None]
+
 
 class LocalEngine(Engine):
     """One process; nothing to start and nothing to install."""

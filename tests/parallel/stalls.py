@@ -1,37 +1,62 @@
-"""A worker whose rank 0 does what the others do not. Started by test_stall.py with the kind of stall."""
+"""A worker one of whose ranks ends the job. Started by test_stall.py with the kind of fault."""
 
+import os
+import signal
 import sys
 import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import kerasdist
 
-TIMEOUT_S = 6
+TIMEOUT_S = 8
+
+
+def first_two(x):
+    """Fails for another width, when a batch comes and not before."""
+    return tf.ensure_shape(tf.reshape(x, [tf.shape(x)[0] * tf.shape(x)[1] // 2, 2]), [None, 2])
+
+
+class At(keras.callbacks.Callback):
+    """Does something at the end of the fourth step."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = action
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            self.action()
 
 
 def main(kind: str) -> None:
     options = kerasdist.Options(timeout_s=TIMEOUT_S)
-    strategy = kerasdist.DataParallelStrategy(options=options)
+    strategy = kerasdist.DataParallelStrategy(options=options, auto_shard=False)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(first_two), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    x = np.ones((64, 1), "float32")
-
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = strategy.rank == 0 and batch == 3
-
-    if kind == "stop":
-        model.fit(x, x, batch_size=2, epochs=2, callbacks=[Stop()], verbose=0)
-    elif kind == "evaluate" and strategy.rank == 0:
-        model.evaluate(x, x, verbose=0)
+    x, y = np.ones((64, 2), "float32"), np.ones((64, 1), "float32")
+    last = strategy.rank == strategy.size - 1
+    actions = {
+        "sleep": lambda: time.sleep(100),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "wrong shape": lambda: None,
+    }
+    if kind == "evaluate":
+        if strategy.rank == 0:
+            model.evaluate(x, y, verbose=0)
+        time.sleep(100)
     elif kind == "raise":
-        if strategy.rank == 1:
+        if last:
             raise RuntimeError("boom")
-        model.fit(x, x, verbose=0)
-    time.sleep(120 if kind == "evaluate" else 0)
+        model.fit(x, y, verbose=0)
+    else:
+        if kind == "wrong shape" and last:
+            x = np.ones((64, 1), "float32")
+        callbacks = [At(actions[kind])] if last else []
+        model.fit(x, y, batch_size=2, epochs=2, callbacks=callbacks, verbose=0)
 
 
 if __name__ == "__main__":

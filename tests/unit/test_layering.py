@@ -16,7 +16,7 @@ LAYERS = (
     ("scope",),
     ("callbacks",),
     ("replica",),
-    ("handshake", "prediction"),
+    ("exchange", "handshake", "prediction", "watchdog"),
     ("data", "optimizer"),
     ("averaging", "metrics", "helpers"),
     ("compression",),

@@ -1,0 +1,275 @@
+"""Are all ranks at the same place? Asked before each collective outside of a graph, and at the start of each step.
+
+Ranks wait for each other in collectives. If one of them is elsewhere (it failed, left the epoch, or runs code that the
+others do not), the others would wait for ever. So each collective outside of a graph, each train step, each end of an
+epoch and each failure begins with the same small exchange, in which every rank says where it is. A rank that fails
+joins it once, and all others learn of it, wherever they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from kerasdist.engine.base import Group
+from kerasdist.errors import RankFailedError, RankMismatchError
+
+STEP, EPOCH_END, STOPPED, TERMINATED, FAILED = range(1, 6)
+LEAVING = (EPOCH_END, STOPPED, TERMINATED)
+FAIL_WAIT_S = 30.0
+HINT = (
+    "Usual causes: code that only some ranks run, such as `if rank == 0: model.evaluate(...)` (use `with "
+    "strategy.local():`); a rank with fewer batches than the others; another order of calls."
+)
+STALLED = """
+rank {rank}: waited {timeout_s:g} s at {where} for other ranks, and ends the job. Usual causes:
+  - code that only some ranks run, such as `if rank == 0: model.evaluate(...)` (use `with strategy.local():`);
+  - data that takes that long to read, or a rank that is much slower: a longer wait is Options(timeout_s=...);
+  - a rank that died.
+"""
+STALLED_EXIT_CODE = 70
+
+AnyError = TypeVar("AnyError", bound=BaseException)
+_thread = threading.local()
+
+
+def meet(group: Group, name: str) -> None:
+    """Returns when every rank has come to the collective of this name. Collective.
+
+    Raises:
+        RankFailedError: On every rank but the one that failed.
+        RankMismatchError: On every rank, if one of them is somewhere else.
+    """
+    if getattr(_thread, "apart", False):
+        return
+    where = f"the collective {name!r}"
+    with group.waits(where):
+        points = places(group, 2**32 + zlib.crc32(name.encode()))
+    if len(set(points)) > 1:
+        raise disagreement(group, points, where)
+
+
+def leave_epoch(group: Group, point: int, where: str) -> list[int]:
+    """Returns when every rank has left the epoch: each rank's ``EPOCH_END``, ``STOPPED`` or ``TERMINATED``.
+
+    Ranks that begin another step when one asks for a stop do not apply it, and come here.
+
+    Raises:
+        RankFailedError: On every rank but the one that failed.
+        RankMismatchError: On every rank, if one has further batches, or is somewhere else.
+    """
+    while True:
+        with group.waits(where):
+            points = places(group, point)
+        if all(one in LEAVING for one in points):
+            return points
+        stops = any(one in (STOPPED, TERMINATED) for one in points)
+        if not (stops and all(one in (*LEAVING, STEP) for one in points)):
+            raise disagreement(group, points, where)
+
+
+def places(group: Group, point: int) -> list[int]:
+    """Where each rank is. Collective."""
+    return np.asarray(group.exchange(tf.constant([point, 0, 0], tf.int64)))[:, 0].tolist()
+
+
+def disagreement(group: Group, points: list[int], where: str) -> Exception:
+    """The error for ranks that met at different places; all of them must call it."""
+    with apart():
+        said = gather_json(where[:2000], group, "where")
+    table = "\n".join(f"  rank {rank}: {one}" for rank, one in enumerate(said))
+    failed = [rank for rank, point in enumerate(points) if point == FAILED]
+    error: RankFailedError | RankMismatchError
+    if failed:
+        causes = "; ".join(f"rank {rank} failed: {said[rank]}" for rank in failed)
+        error = RankFailedError(f"rank {group.rank}: {causes}. This rank ends too. It was at: {where}.")
+    else:
+        error = RankMismatchError(
+            f"rank {group.rank}: the ranks wait for each other at different places:\n{table}\n{HINT}"
+        )
+    return known_to_all(error)
+
+
+def gather_json(value: Any, group: Group, name: str) -> list[Any]:
+    """Every rank's JSON value, in rank order. Nothing received is executed. Collective."""
+    if group.size == 1:
+        return [value]
+    meet(group, name)
+    payload = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    with apart():
+        sizes = np.asarray(group.all_gather(np.array([payload.size], np.int64), f"{name}.sizes"))
+        whole = np.asarray(group.all_gather(payload, f"{name}.json")).tobytes()
+    ends = np.cumsum(sizes)
+    return [json.loads(whole[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def known_to_all(error: AnyError) -> AnyError:
+    """Marks an error of which the other ranks need not be told."""
+    error.known_to_all = True  # type: ignore[attr-defined]
+    return error
+
+
+@contextlib.contextmanager
+def together(group: Group, training: bool = False) -> Iterator[None]:
+    """If this rank raises inside, all ranks do: they learn the rank and the cause at their next exchange.
+
+    Args:
+        group: The ranks.
+        training: Whether SIGTERM is to end the training on all ranks after the same step, and then the process with
+            exit code 143. Default False.
+    """
+    if group.size == 1 or getattr(_thread, "together", False):
+        yield
+        return
+    _thread.together = True
+    handler = _Sigterm() if training else contextlib.nullcontext()
+    try:
+        with handler:
+            yield
+    except BaseException as error:
+        if not getattr(error, "known_to_all", False):
+            _fail(group, error)
+        raise
+    finally:
+        _thread.together = False
+
+
+def terminating() -> bool:
+    """Whether this process was sent SIGTERM while it trained."""
+    return _Sigterm.received
+
+
+def note_termination(points: list[int], where: str) -> None:
+    """Notes what all ranks know of SIGTERM, from the points at which they left an epoch."""
+    ranks = [rank for rank, point in enumerate(points) if point == TERMINATED]
+    if ranks:
+        _Sigterm.agreed = f"SIGTERM to rank {', '.join(map(str, ranks))}: all ranks stopped at {where}."
+
+
+def termination_agreed() -> bool:
+    """Whether all ranks know that the training ends because of a SIGTERM."""
+    return bool(_Sigterm.agreed)
+
+
+class _Sigterm:
+    """Inside, SIGTERM is noted; at the end the process exits if it came, or came to another rank."""
+
+    received = False
+    agreed = ""
+
+    def __enter__(self) -> None:
+        _Sigterm.received, _Sigterm.agreed = False, ""
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def __exit__(self, kind: Any, *exception: Any) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+        if kind is None and (_Sigterm.received or _Sigterm.agreed):
+            print(_Sigterm.agreed or "SIGTERM: the training had ended.", file=sys.stderr, flush=True)
+            raise known_to_all(SystemExit(128 + signal.SIGTERM))
+
+    def _note(self, number: int, frame: Any) -> None:
+        _Sigterm.received = True
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Inside, collectives of this thread ask nobody where they are: all ranks are known to be at the same place."""
+    before = getattr(_thread, "apart", False)
+    _thread.apart = True
+    try:
+        yield
+    finally:
+        _thread.apart = before
+
+
+def _fail(group: Group, error: BaseException) -> None:
+    cause = f"{type(error).__name__}: {error}"
+    print(f"rank {group.rank}: {cause}", file=sys.stderr, flush=True)
+    after = threading.Timer(FAIL_WAIT_S, _end_alone, [group.rank, error])
+    after.daemon = True
+    after.start()
+    try:
+        places(group, FAILED)
+        with apart():
+            gather_json(cause[:2000], group, "where")
+    except Exception:
+        pass  # the others have ended already; the cause is what this rank raises
+    finally:
+        after.cancel()
+
+
+def _end_alone(rank: int, error: BaseException) -> None:
+    traceback.print_exception(error)
+    print(
+        f"rank {rank}: ends the job, for the other ranks did not meet it within {FAIL_WAIT_S:g} s of its failure "
+        f"({type(error).__name__}: {error}).",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def end_stalled(group: Group, where: str) -> None:
+    """Ends this process, and so the job, because other ranks did not come."""
+    print(STALLED.format(rank=group.rank, timeout_s=group.timeout_s, where=where), file=sys.stderr, flush=True)
+    os._exit(STALLED_EXIT_CODE)
+
+
+def cut_off(group: Group, where: str) -> Exception:
+    """The error for a collective that the end of another rank cut off."""
+    return known_to_all(
+        RankFailedError(f"rank {group.rank}: another rank ended while this one waited for it at {where}.")
+    )
+
+
+class Watch:
+    """Ends the process if the work that it watches makes no progress for too long, as in a collective of a graph.
+
+    Args:
+        group: The ranks.
+        progress: Returns numbers that change as long as the work goes on.
+        where: Describes where it stands.
+    """
+
+    def __init__(self, group: Group, progress: Callable[[], Any], where: Callable[[], str]) -> None:
+        self._group, self._progress, self._where = group, progress, where
+        self._entered: float | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, name="kerasdist.watch", daemon=True).start()
+
+    def enter(self) -> None:
+        """The work begins."""
+        self._entered = time.monotonic()
+
+    def leave(self) -> None:
+        """The work is done, for now."""
+        self._entered = None
+
+    def close(self) -> None:
+        """Nothing is to be watched any more."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        last, since = None, time.monotonic()
+        while not self._ended.wait(min(1.0, self._group.timeout_s / 10)):
+            entered = self._entered
+            now = (entered, self._progress()) if entered is not None else None
+            if now is None or now != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > self._group.timeout_s:
+                end_stalled(self._group, self._where())

@@ -1,0 +1,146 @@
+"""One rank does what the others do not: all of them learn of it, after the same step. 2 workers; w = -0.1 a step."""
+
+import pytest
+
+from tests.parallel.launch import run_cases
+
+SOON = 30  # seconds
+
+
+@pytest.fixture(scope="module")
+def job():
+    return run_cases("cases_together", 2)
+
+
+def check(found, step=None, cause="RuntimeError: boom", own="RuntimeError"):
+    """Rank 1 raised its own error, rank 0 one that names rank 1, the cause, and where rank 0 was."""
+    (kind, message, *_), (own_kind, *_) = found
+    assert own_kind == own
+    assert kind == "RankFailedError"
+    assert message.startswith(f"rank 0: rank 1 failed: {cause}"), message
+    if step is not None:
+        assert f"training step {step} of epoch 0" in message
+
+
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_exception_in_a_callback(job, door):
+    found = [rank[door] for rank in job.ranks("case_exception_in_a_callback")]
+    check(found, step=3)
+    for *_, seconds, weight in found:
+        assert seconds < SOON
+        assert weight == pytest.approx(-0.3, abs=1e-6)
+
+
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_test_end", "on_train_end"])
+def test_exception_at_the_ends(job, hook):
+    check([rank[hook] for rank in job.ranks("case_exception_at_the_ends")])
+
+
+def test_keyboard_interrupt(job):
+    check(job.ranks("case_keyboard_interrupt"), step=3, cause="KeyboardInterrupt", own="KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_exception_in_the_data(job, door):
+    found = [rank[door] for rank in job.ranks("case_exception_in_the_data")]
+    check(found, step=3, cause="UnknownError", own="UnknownError")
+    assert "no such file" in found[0][1]
+    for *_, weight in found:
+        assert weight == pytest.approx(-0.3, abs=1e-6)
+
+
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_stop_in_a_batch_hook(job, door):
+    """Three steps on both ranks, in the first epoch; losses 0, -0.1, -0.2; no warning of data that ran out."""
+    for found in job.ranks("case_stop_in_a_batch_hook"):
+        weight, losses, epochs, ended, warned = found[door]
+        assert weight == pytest.approx(-0.3, abs=1e-6)
+        assert losses == pytest.approx([-0.1], abs=1e-6)
+        assert epochs == [0]
+        assert ended == [0, 1, 2]
+        assert not [one for one in warned if "ran out" in one]
+
+
+def test_stop_with_two_steps_in_one_execution(job):
+    for found in job.ranks("case_stop_in_a_batch_hook"):
+        weight, losses, epochs = found["two steps"]
+        assert weight == pytest.approx(-0.4, abs=1e-6)
+        assert losses == pytest.approx([-0.15], abs=1e-6)
+        assert epochs == [0]
+
+
+def test_terminate_on_nan(job):
+    for is_nan, epochs in job.ranks("case_terminate_on_nan"):
+        assert is_nan
+        assert epochs == [0]
+
+
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_sigterm(job, door):
+    """Five steps on both ranks, the hooks of the epoch's end, no validation, exit code 128 + 15."""
+    for found, handler_is_back in job.ranks("case_sigterm"):
+        code, weight, ends, validations = found[door]
+        assert code == 143
+        assert weight == pytest.approx(-0.5, abs=1e-6)
+        assert [epoch for epoch, _ in ends] == [0]
+        assert ends[0][1]["loss"] == pytest.approx(-0.2, abs=1e-6)
+        assert validations == 0
+        assert handler_is_back
+    assert "SIGTERM to rank 1: all ranks stopped at the end of epoch 0, after 5 steps." in job.output
+
+
+def test_one_rank_evaluates_alone(job):
+    for found in job.ranks("case_one_rank_evaluates_alone"):
+        kind, message, seconds = found["without"]
+        assert kind == "RankMismatchError"
+        assert "rank 0: the collective 'weights'" in message
+        assert "rank 1: the collective 'stop_training'" in message
+        assert "with strategy.local():" in message
+        assert seconds < SOON
+        assert found["with"][0] == "nothing"
+
+
+def test_more_batches(job):
+    for (kind, message, seconds), weight in job.ranks("case_more_batches"):
+        assert kind == "RankMismatchError"
+        assert "rank 0: the end of epoch 0, after 6 steps" in message
+        assert "rank 1: training step 6 of epoch 0" in message
+        assert seconds < SOON
+        assert weight == pytest.approx(-0.6, abs=1e-6)
+
+
+def test_other_model(job):
+    for kind, message, seconds in job.ranks("case_other_model"):
+        assert kind == "RankMismatchError"
+        assert "Dense/kernel 1x1" in message and "Dense/kernel 1x2" in message
+        assert seconds < 5
+
+
+def test_another_order_of_calls(job):
+    for kind, message, _ in job.ranks("case_another_order_of_calls"):
+        assert kind == "RankMismatchError"
+        assert "rank 0: the collective 'user.b'" in message and "rank 1: the collective 'user.a'" in message
+
+
+@pytest.mark.parametrize(("what", "variable"), [("weight", "kernel"), ("rate", "learning_rate")])
+def test_watchdog(job, what, variable):
+    """Changed after step 3 of 8, seen after step 4."""
+    for rank, found in enumerate(job.ranks("case_watchdog")):
+        (kind, message), _, weight, _ = found["raise", what]
+        assert kind == "RankMismatchError"
+        assert variable in message and "of rank 1" in message
+        if rank == 0:
+            assert weight == pytest.approx(-0.4, abs=1e-6)
+        (kind, _), said, _, _ = found["warn", what]
+        assert kind == "nothing"
+        assert said
+        (kind, _), said, weight, rate = found["repair", what]
+        assert kind == "nothing"
+        assert len(said) == 1
+        assert weight == pytest.approx(-0.8, abs=1e-6)
+        assert rate == pytest.approx(0.1)
+
+
+def test_the_ranks_go_on(job):
+    """x = 1 and 3 on the ranks, 8 steps: -0.1 * 2 * 8."""
+    assert job.ranks("case_goes_on") == pytest.approx([-1.6, -1.6], abs=1e-6)
