@@ -13,7 +13,10 @@ __version__ = "0.1.0"
 _HOME = {
     "DataParallelStrategy": "kerasdist.strategy",
     "DistributedOptimizer": "kerasdist.callbacks",
+    "LearningRateWarmup": "kerasdist.callbacks",
     "Options": "kerasdist.config",
+    "WarmupSchedule": "kerasdist.schedules",
+    "scaled_learning_rate": "kerasdist.schedules",
     "shard": "kerasdist.data",
     "init": "kerasdist.engine",
     "shutdown": "kerasdist.engine",
@@ -34,6 +37,7 @@ __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from kerasdist.callbacks import DistributedOptimizer as DistributedOptimizer
+    from kerasdist.callbacks import LearningRateWarmup as LearningRateWarmup
     from kerasdist.config import Options as Options
     from kerasdist.data import shard as shard
     from kerasdist.engine import init as init
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
     from kerasdist.helpers import broadcast as broadcast
     from kerasdist.helpers import broadcast_state as broadcast_state
     from kerasdist.helpers import rank_zero_first as rank_zero_first
+    from kerasdist.schedules import WarmupSchedule as WarmupSchedule
+    from kerasdist.schedules import scaled_learning_rate as scaled_learning_rate
     from kerasdist.strategy import DataParallelStrategy as DataParallelStrategy
 
 

@@ -101,6 +101,16 @@ def positive_number(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a number above 0. Received: {name}={value!r}")
 
 
+def positive_integer(name: str, value: Any) -> None:
+    """Refuses what is not a whole number above zero."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(
+            f"`{name}` must be a whole number above 0. Received: {name}={value!r} of type {type(value).__name__}"
+        )
+    if value < 1:
+        raise ValueError(f"`{name}` must be a whole number above 0. Received: {name}={value!r}")
+
+
 def boolean(name: str, value: Any) -> None:
     """Refuses what is not a bool."""
     if not isinstance(value, bool):

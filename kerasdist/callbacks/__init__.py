@@ -2,5 +2,6 @@
 
 from kerasdist.callbacks.agreement import Agreement
 from kerasdist.callbacks.distributed_optimizer import DistributedOptimizer
+from kerasdist.callbacks.warmup import LearningRateWarmup
 
-__all__ = ["Agreement", "DistributedOptimizer"]
+__all__ = ["Agreement", "DistributedOptimizer", "LearningRateWarmup"]

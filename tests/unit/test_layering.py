@@ -18,7 +18,7 @@ LAYERS = (
     ("replica",),
     ("exchange", "handshake", "prediction", "watchdog"),
     ("data", "optimizer"),
-    ("averaging", "metrics", "helpers"),
+    ("averaging", "metrics", "helpers", "schedules"),
     ("compression",),
     ("engine",),
     ("engine_build",),
