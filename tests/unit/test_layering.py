@@ -17,7 +17,7 @@ LAYERS = (
     ("callbacks",),
     ("replica",),
     ("exchange", "handshake", "prediction", "watchdog"),
-    ("data", "optimizer"),
+    ("data", "optimizer", "saving"),
     ("averaging", "metrics", "helpers", "schedules"),
     ("compression",),
     ("engine",),
