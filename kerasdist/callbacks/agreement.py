@@ -9,6 +9,7 @@ import keras
 from kerasdist import keras_hooks
 from kerasdist.engine import meeting
 from kerasdist.engine.meeting import gather_json
+from kerasdist.errors import RankMismatchError
 from kerasdist.replica import Replica
 
 
@@ -22,15 +23,28 @@ class Agreement(keras.callbacks.Callback):
     def __init__(self, replica: Replica) -> None:
         super().__init__()
         self.replica = replica
+        self._compared = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts at rank 0's epoch, which ``BackupAndRestore`` may have read from a file."""
         epochs = gather_json(keras_hooks.initial_epoch(self.model), self.replica.group, "initial_epoch")
         keras_hooks.set_initial_epoch(self.model, epochs[0])
+        self._compared = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts for messages."""
+        """Refuses ranks that were told to train different epochs, before they wait for each other."""
         self.replica.exchange.epoch, self.replica.exchange.steps = epoch, 0
+        if self._compared:
+            return
+        self._compared = True
+        plans = gather_json([epoch, (self.params or {}).get("epochs")], self.replica.group, "epochs")
+        if any(plan != plans[0] for plan in plans):
+            table = "".join(f"\n  rank {rank}: from {plan[0]} up to {plan[1]}" for rank, plan in enumerate(plans))
+            raise RankMismatchError(
+                f"rank {self.replica.group.rank}: the ranks are to train different epochs:{table}\nGive every rank the "
+                "same `initial_epoch` and `epochs`. If BackupAndRestore starts from a file, name it before "
+                "DistributedOptimizer in `callbacks`."
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
         """Nobody leaves ``fit`` alone: a rank that failed in the last hooks is noticed here."""
