@@ -16,7 +16,7 @@ import numpy as np
 import kerasdist.schedules  # noqa: F401  (registers what a saved model may hold)
 from kerasdist import engine
 from kerasdist.engine import Group
-from kerasdist.helpers import gather_json
+from kerasdist.engine.meeting import gather_json
 
 _CHUNK_BYTES = 2**26
 _KINDS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, TypeError, ValueError)}

@@ -9,8 +9,8 @@ import keras
 
 from kerasdist import engine
 from kerasdist.config import positive_integer
+from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
-from kerasdist.helpers import gather_json
 from kerasdist.schedules import warmup_start
 
 
