@@ -38,6 +38,7 @@ class StepExchange:
         self.model = model
         self.group = group
         self.epoch = self.steps = 0
+        self.evaluating = False
         self._alike = 0
         self._watch: meeting.Watch | None = None
         self._quiet = contextlib.ExitStack()
@@ -100,7 +101,7 @@ class StepExchange:
         if meeting.terminating():
             self._stop()
         if self._watch is None:
-            self._watch = meeting.Watch(self.group, self._progress, self.where)
+            self._watch = meeting.Watch(self.group, self._progress, self.where, lambda: self.evaluating)
         self._watch.enter()
         try:
             logs = function(iterator)
@@ -117,8 +118,12 @@ class StepExchange:
     def where(self) -> str:
         """Where this rank stands, for messages."""
         begun, done = self._progress()
-        waits = ", waiting for the gradients of the others" if begun > done else ""
-        return f"training step {self.steps} of epoch {self.epoch}{waits}"
+        place = f"training step {self.steps} of epoch {self.epoch}"
+        if begun == done:
+            return place
+        paths = [variable.path for variable in self.model.trainable_variables]
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        return f"{place}, waiting for the mean gradients of {', '.join(paths[:3])}{more}"
 
     def leave(self) -> None:
         """The epoch has ended on this rank: returns when it has on all. Collective."""

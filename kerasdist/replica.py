@@ -47,7 +47,6 @@ class Replica:
         self.owner = owner
         self.shares_validation = shares_validation
         self.ready = False
-        self.evaluating = False
         self._alone = False
         self._folded: set[int] = set()
         self.exchange = StepExchange(model, group)
@@ -67,6 +66,15 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"Replica({self.model.name!r}, rank={self.group.rank})"
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether Keras evaluates just now."""
+        return self.exchange.evaluating
+
+    @evaluating.setter
+    def evaluating(self, value: bool) -> None:
+        self.exchange.evaluating = value
 
     # Steps ----------------------------------------------------------------------------------------------------------
 

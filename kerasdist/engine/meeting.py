@@ -240,36 +240,59 @@ def cut_off(group: Group, where: str) -> Exception:
 class Watch:
     """Ends the process if the work that it watches makes no progress for too long, as in a collective of a graph.
 
+    A rank that stays out of the work for half of that time says where it is: others may wait for it.
+
     Args:
         group: The ranks.
         progress: Returns numbers that change as long as the work goes on.
         where: Describes where it stands.
+        may_stay_out: Whether it is all right just now not to be at work.
     """
 
-    def __init__(self, group: Group, progress: Callable[[], Any], where: Callable[[], str]) -> None:
-        self._group, self._progress, self._where = group, progress, where
-        self._entered: float | None = None
+    def __init__(
+        self, group: Group, progress: Callable[[], Any], where: Callable[[], str], may_stay_out: Callable[[], bool]
+    ) -> None:
+        self._group, self._progress, self._where, self._may_stay_out = group, progress, where, may_stay_out
+        self._at_work = False
+        self._turns = 0
+        self._thread = threading.current_thread().ident
         self._ended = threading.Event()
         threading.Thread(target=self._look, name="kerasdist.watch", daemon=True).start()
 
     def enter(self) -> None:
         """The work begins."""
-        self._entered = time.monotonic()
+        self._turns += 1
+        self._at_work = True
 
     def leave(self) -> None:
         """The work is done, for now."""
-        self._entered = None
+        self._at_work = False
 
     def close(self) -> None:
         """Nothing is to be watched any more."""
         self._ended.set()
 
     def _look(self) -> None:
-        last, since = None, time.monotonic()
-        while not self._ended.wait(min(1.0, self._group.timeout_s / 10)):
-            entered = self._entered
-            now = (entered, self._progress()) if entered is not None else None
-            if now is None or now != last:
-                last, since = now, time.monotonic()
-            elif time.monotonic() - since > self._group.timeout_s:
+        last, since, said = None, time.monotonic(), False
+        timeout_s = self._group.timeout_s
+        while not self._ended.wait(min(1.0, timeout_s / 10)):
+            at_work = self._at_work
+            now = at_work, self._turns, self._progress() if at_work else None
+            if now != last or (not at_work and self._may_stay_out()):
+                last, since, said = now, time.monotonic(), False
+            waited = time.monotonic() - since
+            if at_work and waited > timeout_s:
                 end_stalled(self._group, self._where())
+            if not at_work and waited > timeout_s / 2 and not said:
+                said = True
+                self._say_where(waited)
+
+    def _say_where(self, waited: float) -> None:
+        frame = sys._current_frames().get(self._thread or 0)
+        stack = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else ""
+        print(
+            f"rank {self._group.rank}: for {waited:.0f} s outside of any step, before {self._where()}. Other ranks may "
+            f"wait for this one. It is at:\n{stack}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -10,7 +10,12 @@ from tests.parallel.launch import LAUNCHER, command, run
 WAITED = "rank 0: waited 8 s at "
 KINDS = {
     "evaluate": [WAITED + "the collective 'weights'", "strategy.local()"],
-    "sleep": [WAITED + "training step 4 of epoch 0", "strategy.local()"],
+    "sleep": [
+        WAITED + "training step 4 of epoch 0",
+        "strategy.local()",
+        "rank 1: for 4 s outside of any step, before training step 4 of epoch 0",
+        "time.sleep(100)",
+    ],
     "kill": ["rank 0: another rank ended while this one waited for it at training step 4"],
     "wrong shape": ["rank 1: InvalidArgumentError", "rank 0: another rank ended while this one waited for it"],
     "raise": ["rank 1: RuntimeError: boom"],
