@@ -39,6 +39,7 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
         parts = [auto_names.get(part, part) for part in variable.path.split("/")]
         shape = "x".join(map(str, variable.shape))
         facts[f"variable {position}"] = f"{'/'.join(parts)} {shape} {variable.dtype} trainable={variable.trainable}"
+    facts["synchronized normalizations"] = len(keras_hooks.synchronized_normalizations(model))
     for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
         applied = distributed_apply(optimizer)
         config = json.loads(json.dumps(optimizer.get_config(), default=lambda value: type(value).__name__))

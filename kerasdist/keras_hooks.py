@@ -323,11 +323,35 @@ def replicated_variables(model: Any) -> list[Any]:
     return list({id(v): v for v in variables if id(v) not in own}.values())
 
 
-def synchronized_normalizations(model: Any) -> list[str]:
-    """Names of ``BatchNormalization(synchronized=True)`` layers."""
+def synchronized_normalizations(model: Any) -> list[Any]:
+    """The ``BatchNormalization(synchronized=True)`` layers of a model, in the same order on every rank."""
     normalizing = keras.layers.BatchNormalization
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, normalizing)]
-    return [layer.name for layer in layers if getattr(layer, "synchronized", False)]
+    return [layer for layer in model._flatten_layers() if isinstance(layer, normalizing) and layer.synchronized]
+
+
+@contextlib.contextmanager
+def moments_from(layers: list[Any], moments: Callable[[int, Any, list[int], Any], tuple[Any, Any]]) -> Iterator[None]:
+    """Inside, normalisations take a batch's mean and variance from ``moments(position, inputs, axes, mask)``.
+
+    The mask is None or of the shape of the inputs.
+    """
+
+    def replacement(position: int, layer: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+        def batch_moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
+            if mask is not None:
+                mask = tf.cast(mask, tf.bool)[..., None] & tf.ones_like(inputs, tf.bool)
+            return moments(position, inputs, layer._reduction_axes, mask)
+
+        return batch_moments
+
+    with contextlib.ExitStack() as stack:
+        for position, layer in enumerate(layers):
+            if "_moments" in vars(layer):  # one train step inside another
+                stack.callback(object.__setattr__, layer, "_moments", layer._moments)
+            else:
+                stack.callback(object.__delattr__, layer, "_moments")
+            object.__setattr__(layer, "_moments", replacement(position, layer))
+        yield
 
 
 def metrics_of_ones_own(model: Any) -> list[str]:

@@ -78,6 +78,8 @@ class DistributedApply:
         loss = type(self.optimizer).scale_loss(self.optimizer, loss)
         step = current_step()
         self._loss_scaled = True
+        if step is not None:
+            step.weighted.add(self.averager.name)
         self._guessed = self._may_guess and step is not None and step.guess is not None
         return loss * self._weight(loss.dtype, step.guess if self._guessed and step is not None else None)
 
@@ -86,6 +88,7 @@ class DistributedApply:
         step = current_step()
         if step is not None:
             step.applied += 1
+            step.weighted.discard(self.averager.name)
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)

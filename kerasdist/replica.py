@@ -23,6 +23,7 @@ from kerasdist.engine.meeting import gather_json
 from kerasdist.exchange import StepExchange
 from kerasdist.helpers import send_variables
 from kerasdist.metrics import average_layer_state, check_equal_states, mean_logs, sum_states
+from kerasdist.normalization import synchronized
 from kerasdist.optimizer import distribute_optimizer, distributed_apply
 from kerasdist.step import Batch, Step, step_scope
 from kerasdist.watchdog import Watchdog
@@ -83,7 +84,12 @@ class Replica:
         batch = as_batch(data)
         own_step = keras_hooks.plain(self.model, "train_step")
         step = self.exchange.enter(batch)
-        with step_scope(step), self._untouched_by(batch.may_be_empty), self._weighted(step):
+        with (
+            step_scope(step),
+            synchronized(self.model, self.group, step),
+            self._untouched_by(batch.may_be_empty),
+            self._weighted(step),
+        ):
             logs = own_step(batch.data)
         if self.group.size > 1 and not step.applied and self.model.trainable_variables:
             raise RuntimeError(
@@ -144,16 +150,22 @@ class Replica:
 
     @contextlib.contextmanager
     def _untouched_by(self, may_be_empty: Any) -> Iterator[None]:
-        """Takes back what a batch that counts nothing did to metrics, moving statistics and seeds."""
+        """Takes back what a batch that counts nothing did to metrics, moving statistics and seeds.
+
+        Synchronised statistics are those of all ranks, and stay.
+        """
         if may_be_empty is None:
             yield
             return
-        state = [*self.model.non_trainable_variables, *self.model.metrics_variables]
-        before = {id(variable): (variable, tf.convert_to_tensor(variable.value)) for variable in state}
+        state = {id(v): v for v in [*self.model.non_trainable_variables, *self.model.metrics_variables]}
+        for layer in keras_hooks.synchronized_normalizations(self.model):
+            for variable in layer.non_trainable_variables:
+                state.pop(id(variable), None)
+        before = [(variable, tf.convert_to_tensor(variable.value)) for variable in state.values()]
         yield
 
         def take_back() -> int:
-            for variable, value in before.values():
+            for variable, value in before:
                 variable.assign(value)
             return 0
 
@@ -195,13 +207,6 @@ class Replica:
         keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
         self.distribute_optimizers()
         self._check_loss()
-        synchronized = keras_hooks.synchronized_normalizations(model)
-        if synchronized and self.group.size > 1:
-            warnings.warn(
-                f"BatchNormalization(synchronized=True) is not synchronised between workers yet: {synchronized} take "
-                "the statistics of each rank's own batch.",
-                stacklevel=3,
-            )
         handshake.agree(handshake.signature(model, self.settings), self.group)
         optimizer_variables = [v for optimizer in keras_hooks.own_optimizers(model) for v in optimizer.variables]
         send_variables([*model.weights, *optimizer_variables], self.group)

@@ -9,6 +9,7 @@ EXPECTED = {
     "other_name_on_one_rank": ("RankMismatchError", ["head_a", "head_b"]),
     "other_optimizer_on_one_rank": ("RankMismatchError", ["SGD", "Adam"]),
     "other_options_on_one_rank": ("RankMismatchError", ["bucket_mb", "rank 1: 2.0"]),
+    "synchronized_on_one_rank": ("RankMismatchError", ["synchronized normalizations", "rank 0: 0", "rank 1: 1"]),
     "other_data_on_one_rank": ("RankMismatchError", ["first batch", "auto_shard=False"]),
     "other_shuffle_on_one_rank": ("RankMismatchError", ["shuffle(n, seed=1)"]),
     "few_samples": ("ValueError", ["Expected at least 2", "Received: 1"]),
@@ -50,12 +51,6 @@ def test_recompiling_averages_once(job):
 
 def test_frozen_between_fits(job):
     assert job.ranks("case_frozen_between_fits") == [True, True]
-
-
-def test_synchronized_normalization(job):
-    for messages in job.ranks("case_synchronized_normalization"):
-        assert len(messages) == 1
-        assert "['normalize']" in messages[0]
 
 
 def test_exit_code(job):

@@ -18,7 +18,7 @@ LAYERS = (
     ("replica",),
     ("exchange", "handshake", "prediction", "watchdog"),
     ("data", "optimizer", "saving"),
-    ("averaging", "metrics", "helpers", "schedules"),
+    ("averaging", "metrics", "helpers", "normalization", "schedules"),
     ("compression",),
     ("engine",),
     ("engine_build",),
