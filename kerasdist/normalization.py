@@ -80,9 +80,10 @@ def _gather(own: Any, group: Group, step: Step, name: str) -> Any:
     @tf.custom_gradient
     def gather(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
-            return _where_all_go(step, lambda: upstream[group.rank : group.rank + 1], lambda: upstream)
+            return upstream[group.rank : group.rank + 1]
 
-        return _where_all_go(step, lambda: group.all_gather(own, name), lambda: own), gradient
+        with step.gated():
+            return group.all_gather(own, name), gradient
 
     return gather(own)
 
@@ -99,7 +100,8 @@ def _sum_gradient(values: Any, group: Group, step: Step, name: str) -> Any:
         def gradient(upstream: Any) -> Any:
             weight = tf.cast(1 if step.weighted else step.rows, upstream.dtype)
             weighted, unique = upstream * weight, name + step.next_suffix(name)
-            total = _where_all_go(step, lambda: group.all_reduce(weighted, "sum", unique), lambda: weighted)
+            with step.gated():
+                total = group.all_reduce(weighted, "sum", unique)
             return _only_once(tf.math.divide_no_nan(total, weight))
 
         return tf.identity(values), gradient
@@ -116,9 +118,3 @@ def _only_once(gradient: Any) -> Any:
         )
 
     return tf.identity(gradient), refuse
-
-
-def _where_all_go(step: Step, collective: Any, alone: Any) -> Any:
-    """A collective; where the ranks may not all take part in the step, only if they do."""
-    go = getattr(step, "go", None)
-    return collective() if go is None else tf.cond(go, collective, alone)

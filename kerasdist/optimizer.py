@@ -140,10 +140,14 @@ class DistributedApply:
             )
         if variables is None:
             variables = keras_hooks.optimized_variables(self.optimizer)
-        return [
-            tf.zeros(variable.shape, variable.dtype) if gradient is None and there else gradient
-            for gradient, there, variable in zip(grads, anywhere, variables, strict=True)
-        ]
+        complete = []
+        for gradient, there, variable in zip(grads, anywhere, variables, strict=True):
+            if gradient is None and there:
+                gradient = tf.zeros(variable.shape, variable.dtype)
+            if isinstance(gradient, tf.Tensor) and not gradient.shape.is_fully_defined():
+                gradient = tf.ensure_shape(gradient, variable.shape)  # as of a Dense on ragged sequences
+            complete.append(gradient)
+        return complete
 
     def _average(self, grads: list[Any]) -> list[Any]:
         present = [g for g in grads if g is not None]
