@@ -63,7 +63,6 @@ class Step:
         self.reductions[name] = number + 1
         return f".{number}" if number else ""
 
-
     def gated(self) -> contextlib.AbstractContextManager[Any]:
         """What is made inside runs only if all ranks take part in this step."""
         return contextlib.nullcontext() if self.gate is None else tf.control_dependencies([self.gate])
