@@ -58,6 +58,8 @@ def draw(workers: int, examples: int, number: int, passed: list[Case]) -> Except
         def equals_one_process(case: Case) -> None:
             pool.check(case)
             passed.append(case)
+            if len(passed) % 10 == 0:
+                print(f"{len(passed)} equal so far", flush=True)
 
         try:
             equals_one_process()
