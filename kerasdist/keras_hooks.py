@@ -246,6 +246,13 @@ def own_optimizers(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def state_of_all_ranks(optimizer: Any) -> list[Any]:
+    """The optimizer's variables without its accumulated gradients, of which each rank holds its own share."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    shares = {id(variable) for variable in getattr(inner, "_accumulated_gradients", None) or ()}
+    return [variable for variable in optimizer.variables if id(variable) not in shares]
+
+
 def initial_epoch(model: Any) -> int | None:
     """The epoch that ``BackupAndRestore`` asks ``fit`` to start from."""
     return model._initial_epoch

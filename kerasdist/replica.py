@@ -208,7 +208,9 @@ class Replica:
         self.distribute_optimizers()
         self._check_loss()
         handshake.agree(handshake.signature(model, self.settings), self.group)
-        optimizer_variables = [v for optimizer in keras_hooks.own_optimizers(model) for v in optimizer.variables]
+        optimizer_variables = [
+            v for optimizer in keras_hooks.own_optimizers(model) for v in keras_hooks.state_of_all_ranks(optimizer)
+        ]
         send_variables([*model.weights, *optimizer_variables], self.group)
         self._fold_seeds()
         self.ready = True
