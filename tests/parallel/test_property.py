@@ -5,7 +5,7 @@ A few of them, the same in every run. The long run is ``python -m tests.parallel
 """
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.parallel.property.cases import Case, cases
@@ -18,15 +18,25 @@ def pool():
         yield groups
 
 
+# Failed once: the second fit began with rank 0's accumulated gradients on all ranks.
+LEFT_OVER = Case(
+    workers=2, door="scope", seed=1, inputs="vector", layers=(), loss="mse", optimizer="sgd", clipping=None,
+    schedule=None, weight_decay=False, ema=None, accumulation=2, loss_scale=False, data="arrays", samples=5, batch=1,
+    uneven=False, weighted=False, shuffle=False, nan=False, held=0, shard_held=False, evaluate=False, epochs=1, fits=2,
+    steps_per_execution=1, eager=True,
+)  # fmt: skip
+
+
 # Without shrinking, which takes minutes: the case that failed is printed with the command that runs it alone.
 @settings(
     max_examples=6,
     derandomize=True,
     database=None,
     deadline=None,
-    phases=[Phase.generate],
+    phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+@example(case=LEFT_OVER)
 @given(case=cases(st.sampled_from((2, 3))))
 def test_equals_one_process(pool: Pool, case: Case):
     pool.check(case)
