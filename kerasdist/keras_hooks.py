@@ -323,10 +323,7 @@ def layer_state(model: Any) -> list[Any]:
 def replicated_variables(model: Any) -> list[Any]:
     """What all ranks hold alike between steps: not the state of layers, nor gradients that are being accumulated."""
     own = {id(variable) for variable in layer_state(model)}
-    for optimizer in own_optimizers(model):
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        own |= {id(variable) for variable in getattr(inner, "_accumulated_gradients", None) or []}
-    variables = [*model.weights, *(v for optimizer in own_optimizers(model) for v in optimizer.variables)]
+    variables = [*model.weights, *(v for one in own_optimizers(model) for v in state_of_all_ranks(one))]
     return list({id(v): v for v in variables if id(v) not in own}.values())
 
 
