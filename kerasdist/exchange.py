@@ -85,14 +85,17 @@ class StepExchange:
 
     def _keep_state(self) -> None:
         """Copies what a step changes before its gate: small, for a step that is not applied."""
-        for variable in [*self.model.metrics_variables, *keras_hooks.layer_state(self.model)]:
-            if id(variable) not in self._kept:
-                with tf.init_scope():
-                    value = keras_hooks.numpy_values([variable])[0]
-                    self._kept[id(variable)] = variable, tf.Variable(value, trainable=False)
-            self._kept[id(variable)][1].assign(variable.value)
+        for variable, kept in self._kept.values():
+            kept.assign(variable.value)
 
     # Around the train function --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Makes room for the copies of what a step changes before its gate. Before the train step is traced."""
+        for variable in [*self.model.metrics_variables, *keras_hooks.layer_state(self.model)]:
+            if id(variable) not in self._kept:
+                value = keras_hooks.numpy_values([variable])[0]
+                self._kept[id(variable)] = variable, tf.Variable(value, trainable=False)
 
     def run(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Runs Keras' train function; ends the epoch where all ranks agree to, fails where one failed."""

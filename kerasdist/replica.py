@@ -213,6 +213,7 @@ class Replica:
         ]
         send_variables([*model.weights, *optimizer_variables], self.group)
         self._fold_seeds()
+        self.exchange.prepare()
         self.ready = True
 
     def align(self, get_spec: Callable[[], Any]) -> None:
