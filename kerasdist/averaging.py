@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,16 +48,13 @@ class Averager:
         share = tf.cast(rows, dtype) / tf.cast(total, dtype)
         return share if self.compressor.takes_shares else share * self.group.size
 
-    def average(
-        self, tensors: Sequence[Any], suffix: str = "", finish: Callable[[Any], Any] = lambda tensor: tensor
-    ) -> list[Any]:
+    def average(self, tensors: Sequence[Any], suffix: str = "") -> list[Any]:
         """Sums ``weight * tensor`` over the ranks.
 
         Args:
             tensors: Floating tensors, already multiplied by ``weight``. ``tf.IndexedSlices`` become dense; large ones
                 travel as rows where that is less to send.
             suffix: Told apart from other calls that may run at the same time.
-            finish: Applied to what was averaged, once for all tensors that travel together.
 
         Returns:
             The averaged tensors, in the same order.
@@ -67,14 +64,14 @@ class Averager:
         averaged: list[Any] = [None] * len(tensors)
         for position, tensor in enumerate(tensors):
             if self._travels_as_rows(tensor):
-                averaged[position] = finish(self._mean_of_rows(tensor, f"{self.name}{suffix}.rows{position}"))
+                averaged[position] = self._mean_of_rows(tensor, f"{self.name}{suffix}.rows{position}")
         dense = [position for position, mean in enumerate(averaged) if mean is None]
         packed = [tf.convert_to_tensor(tensors[position]) for position in dense]
         specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in packed]
         for bucket in plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes):
             name = f"{self.name}{suffix}.bucket{bucket.index}"
             flat = packed[bucket.members[0]] if len(bucket.members) == 1 else pack(bucket, packed)
-            reduced = finish(self._mean(flat, name))
+            reduced = self._mean(flat, name)
             parts = [reduced] if len(bucket.members) == 1 else unpack(bucket, reduced)
             for member, part in zip(bucket.members, parts, strict=True):
                 averaged[dense[member]] = part

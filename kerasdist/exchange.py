@@ -47,7 +47,6 @@ class StepExchange:
             self._table = tf.Variable(tf.zeros([group.size, 3], tf.int64), trainable=False)
             self._begun = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._done = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self._last_total = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     # Inside of the train step ---------------------------------------------------------------------------------------
 
@@ -68,12 +67,7 @@ class StepExchange:
             begun = self._begun.assign_add(1)
         with tf.control_dependencies([begun]):
             gate = tf.debugging.Assert(all_here, ["kerasdist: not all ranks take part in this step"])
-        if batch.total is not None:
-            return Step(rows, batch.total, gate=gate)
-        before = self._last_total.value()
-        guess = tf.cond(before > 0, lambda: before, lambda: counted)
-        self._last_total.assign(counted)
-        return Step(rows, counted, guess, gate)
+        return Step(rows, counted if batch.total is None else batch.total, gate)
 
     def finish(self, step: Step) -> None:
         """Ends a step."""

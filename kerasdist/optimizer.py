@@ -47,15 +47,13 @@ class DistributedApply:
         self.optimizer = optimizer
         self.averager = averager
         self.owner = owner
-        self._loss_scaled = self._guessed = False
+        self._loss_scaled = False
         self._present: dict[int, np.ndarray] = {}  # by call within a step: which gradients some rank has
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
         # Under a loss scale gradients may be computed in half precision, where a share such as 1/3 is rounded: they
         # keep their own size, and the division by the number of workers comes after the sum.
         self._divides = averager.compressor.takes_shares and inner is not optimizer
-        # Nothing between the loss and the mean that is not linear, so that a wrong guess can be made good after it.
-        self._may_guess = averager.compressor.takes_shares and not self._accumulates and inner is optimizer
         hooks: dict[str, Callable[..., Any]] = {"apply": self.apply, "scale_loss": self.scale_loss}
         keras_hooks.patch(optimizer, hooks, self)
         if self._accumulates:
@@ -70,18 +68,13 @@ class DistributedApply:
         keras_hooks.unpatch(inner)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Keras' own loss scale, times this rank's weight: so the gradients come weighted without a copy of them.
-
-        Where the step's total is still under way, the total of the step before stands in for it; ``apply`` makes good
-        the difference, which is none but at the ragged ends.
-        """
+        """Keras' own loss scale, times this rank's weight: so the gradients come weighted without a copy of them."""
         loss = type(self.optimizer).scale_loss(self.optimizer, loss)
         step = current_step()
         self._loss_scaled = True
         if step is not None:
             step.weighted.add(self.averager.name)
-        self._guessed = self._may_guess and step is not None and step.guess is not None
-        return loss * self._weight(loss.dtype, step.guess if self._guessed and step is not None else None)
+        return loss * self._weight(loss.dtype)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Averages ``grads`` over all ranks and updates the variables. Every rank must call it."""
@@ -153,25 +146,17 @@ class DistributedApply:
         present = [g for g in grads if g is not None]
         step = current_step()
         suffix = step.next_suffix(self.averager.name) if step is not None else ""
-        means = self.averager.average(present, suffix, self._finish(step))
+        means = self.averager.average(present, suffix)
+        if self._divides:
+            means = [mean / self.averager.group.size for mean in means]
         if step is not None:
             step.reduced += means
         averaged = iter(means)
         return [None if g is None else next(averaged) for g in grads]
 
-    def _finish(self, step: Step | None) -> Callable[[Any], Any]:
-        """What a mean still needs after it was averaged."""
-        if self._divides:
-            return lambda mean: mean / self.averager.group.size
-        if not self._guessed or step is None:
-            return lambda mean: mean
-        factor = tf.cast(step.guess, tf.float64) / tf.cast(step.total, tf.float64)
-        right = tf.equal(factor, 1.0)
-        return lambda mean: tf.cond(right, lambda: mean, lambda: mean * tf.cast(factor, mean.dtype))
-
-    def _weight(self, dtype: Any, guess: Any = None) -> Any:
+    def _weight(self, dtype: Any) -> Any:
         step = current_step() or Step(1, self.averager.group.size)
-        weight = self.averager.weight(step.rows, step.total if guess is None else guess, dtype)
+        weight = self.averager.weight(step.rows, step.total, dtype)
         return weight * self.averager.group.size if self._divides else weight
 
 

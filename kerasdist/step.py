@@ -40,7 +40,6 @@ class Step:
     Attributes:
         rows: This rank's samples.
         total: All ranks' samples.
-        guess: Where ``total`` comes from a collective: the total of the step before, which needs no waiting.
         gate: An operation that fails unless all ranks take part in this step. Collectives and updates come after it.
         reduced: The tensors that collectives of this step gave.
         reductions: How often each averager was called.
@@ -50,7 +49,6 @@ class Step:
 
     rows: Any
     total: Any
-    guess: Any = None
     gate: Any = None
     reduced: list[Any] = dataclasses.field(default_factory=list)
     reductions: dict[str, int] = dataclasses.field(default_factory=dict)
