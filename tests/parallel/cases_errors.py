@@ -94,15 +94,6 @@ def case_fails_wrapped_and_compiled():
     compiled(optimizer=wrapped)
 
 
-def case_fails_sum_loss():
-    compiled(loss=keras.losses.MeanSquaredError(reduction="sum")).fit(IDS, IDS, verbose=0)
-
-
-def case_fails_unknown_length():
-    data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).filter(lambda x, y: True).batch(2)
-    compiled(kerasdist.DataParallelStrategy(auto_shard=False)).fit(data, verbose=0)
-
-
 def case_fails_fit_in_local():
     strategy = kerasdist.DataParallelStrategy()
     model = compiled(strategy)

@@ -204,7 +204,7 @@ TRAININGS = {
     "mask": ("scope", masked, EAGER),
 }
 if SIZE > 2:
-    TRAININGS = {name: TRAININGS[name] for name in ("cnn", "own step", "mask")}
+    TRAININGS = {name: TRAININGS[name] for name in ("cnn", "mask")}
 
 
 def case_trainings():

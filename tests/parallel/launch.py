@@ -93,6 +93,11 @@ def run_cases(module: str, size: int, launcher: str = LAUNCHER, timeout_s: int =
     return _run_cases(module, size, launcher, timeout_s)
 
 
+def small_cases() -> Job:
+    """The one group of all small cases, at 2 workers."""
+    return run_cases("cases_small", 2, timeout_s=2 * TIMEOUT_S)
+
+
 @functools.cache
 def _run_cases(module: str, size: int, launcher: str, timeout_s: int) -> Job:
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as folder:

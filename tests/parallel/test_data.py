@@ -13,7 +13,7 @@ SAMPLES, EACH = 19, 2
 
 @pytest.fixture(params=[2, 3], ids=lambda size: f"{size} workers", scope="module")
 def job(request):
-    return run_cases("cases_data", request.param)
+    return run_cases("cases_data" if request.param == 2 else "cases_three", request.param)
 
 
 @pytest.fixture(scope="module")

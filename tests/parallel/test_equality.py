@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 
 from tests.parallel.launch import LAUNCHER, run_cases
-from tests.parallel.training import FLOAT32, FLOAT64
+from tests.parallel.training import names
 
 SIZES = (1, 2, 3, 4)
-
-
-NAMES = [f"float64 {' '.join(one)}" for one in FLOAT64] + [f"float32 {' '.join(one)}" for one in FLOAT32]
 
 
 def close(ours, expected, limit, what):
@@ -17,8 +14,7 @@ def close(ours, expected, limit, what):
         np.testing.assert_allclose(mine, one, rtol=0, atol=limit, err_msg=what)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size in SIZES for name in names(size)])
 def test_equals_one_process(name, size):
     expected = run_cases("cases_reference", 1, "python").ranks("case_trainings")[0][name]
     ranks = run_cases("cases_equality", size, "python" if size == 1 else LAUNCHER).ranks("case_trainings")
@@ -41,7 +37,7 @@ def test_equals_one_process(name, size):
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_all_ranks_hold_the_same_bits(size):
     ranks = run_cases("cases_equality", size, LAUNCHER).ranks("case_trainings")
-    for name in NAMES:
+    for name in names(size):
         for other in ranks[1:]:
             for ours, theirs in zip(ranks[0][name]["weights"], other[name]["weights"], strict=True):
                 assert ours.tobytes() == theirs.tobytes(), name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.parallel.launch import run_cases
+from tests.parallel.launch import small_cases
 
 EXPECTED = {
     "other_model_on_one_rank": ("RankMismatchError", ["variable 0", "rank 0: ", "rank 1: "]),
@@ -19,15 +19,13 @@ EXPECTED = {
     "two_scopes": ("ValueError", ["already belongs to"]),
     "wrapped_twice": ("ValueError", ["wrap it once"]),
     "wrapped_and_compiled": ("ValueError", ["already averaged by"]),
-    "sum_loss": ("ValueError", ["reduction", "'sum'"]),
-    "unknown_length": ("ValueError", ["steps_per_epoch", "None"]),
     "fit_in_local": ("ValueError", ["local()"]),
 }
 
 
 @pytest.fixture(scope="module")
 def job():
-    return run_cases("cases_errors", 2)
+    return small_cases()
 
 
 @pytest.mark.parametrize("case", EXPECTED)

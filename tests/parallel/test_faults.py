@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.parallel.launch import run_cases
+from tests.parallel.launch import small_cases
 
 SOON = 30  # seconds
 
 
 @pytest.fixture(scope="module")
 def job():
-    return run_cases("cases_together", 2)
+    return small_cases()
 
 
 def check(found, step=None, cause="RuntimeError: boom", own="RuntimeError"):

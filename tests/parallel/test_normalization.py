@@ -3,18 +3,21 @@
 import numpy as np
 import pytest
 
-from tests.parallel.launch import run_cases
-
-SIZES = (2, 3)
+from tests.parallel.launch import run_cases, small_cases
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def job(request):
-    return run_cases("cases_normalization", request.param)
+@pytest.fixture(scope="module")
+def job():
+    return small_cases()
 
 
-def test_by_hand(job):
-    ranks = job.ranks("case_by_hand")
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} workers")
+def each(request):
+    return small_cases() if request.param == 2 else run_cases("cases_three", 3)
+
+
+def test_by_hand(each):
+    ranks = each.ranks("case_by_hand")
     size = len(ranks)
     mean, variance = 4 * (size - 1) / size, 16 * (size - 1) / size**2
     if size == 2:
@@ -32,18 +35,18 @@ def test_input_gradient(job):
             close(weights, expected_weights, 1e-12, kind)
 
 
-def test_equals_one_process(job):
-    ranks = job.ranks("case_trainings")
+def test_equals_one_process(each):
+    ranks = each.ranks("case_trainings")
     for found in ranks:
-        assert len(found) == (6 if len(ranks) == 2 else 3)
+        assert len(found) == (6 if len(ranks) == 2 else 2)
         for name, (weights, expected, steps, expected_steps) in found.items():
             close(weights, expected, 1e-9, name)
             assert len(steps) == len(expected_steps)
             close(steps, expected_steps, 1e-9, f"statistics by step: {name}")
 
 
-def test_all_ranks_hold_the_same_statistics_after_each_step(job):
-    first, *others = job.ranks("case_trainings")
+def test_all_ranks_hold_the_same_statistics_after_each_step(each):
+    first, *others = each.ranks("case_trainings")
     for other in others:
         for name, (*_, steps, _) in first.items():
             close(steps, other[name][2], 1e-14, name)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tests.parallel.cases_resume import DOORS, FIRST, SECOND
-from tests.parallel.launch import run_cases
+from tests.parallel.launch import small_cases
 
 RATES = [0.125, 0.15, 0.175, 0.2, 0.2, 0.2]  # from 0.1 to 0.2 in 2 epochs of 2 batches, then one epoch more
 
 
 @pytest.fixture(scope="module")
 def job():
-    return run_cases("cases_resume", 2)
+    return small_cases()
 
 
 def close(value):

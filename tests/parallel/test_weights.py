@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.parallel.launch import run_cases
+from tests.parallel.launch import small_cases
 
 
 @pytest.fixture(scope="module")
 def job():
-    return run_cases("cases_together", 2)
+    return small_cases()
 
 
 def near(*values):

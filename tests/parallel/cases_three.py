@@ -1,0 +1,4 @@
+"""What runs at 3 workers beside the core cases."""
+
+from tests.parallel.cases_data import *  # noqa: F403
+from tests.parallel.cases_normalization import case_by_hand, case_trainings  # noqa: F401
