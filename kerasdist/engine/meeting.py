@@ -164,7 +164,10 @@ def termination_agreed() -> bool:
 
 
 class _Sigterm:
-    """Inside, SIGTERM is noted; at the end the process exits if it came, or came to another rank."""
+    """Inside, SIGTERM is noted; at the end the process exits if it came, or came to another rank.
+
+    A handler that the user installed is left in place, and decides alone.
+    """
 
     received = False
     agreed = ""
@@ -172,7 +175,8 @@ class _Sigterm:
     def __enter__(self) -> None:
         _Sigterm.received, _Sigterm.agreed = False, ""
         self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, self._note)
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
