@@ -215,12 +215,20 @@ def loss_reductions(model: Any) -> list[str | None]:
 
 
 def auto_named(model: Any) -> dict[str, str]:
-    """Names of layers that Keras made up, such as ``dense_1``, each with its class name."""
+    """Names of layers that Keras made up, such as ``dense_1``: each with its class, and the attribute that holds it."""
+    layers = model._flatten_layers()
+    held: dict[int, str] = {}
+    for parent in layers:
+        for name, value in vars(parent).items():
+            if not name.startswith("_"):
+                parts = value.items() if isinstance(value, dict) else ()
+                held |= {id(value): name, **{id(part): f"{name}.{key}" for key, part in parts}}
     names = {}
-    for layer in model._flatten_layers():
+    for layer in layers:
         base = to_snake_case(type(layer).__name__)
         if re.fullmatch(rf"{re.escape(base)}(_\d+)?", layer.name):
-            names[layer.name] = type(layer).__name__
+            place = held.get(id(layer))
+            names[layer.name] = type(layer).__name__ + (f"[{place}]" if place else "")
     return names
 
 

@@ -13,8 +13,8 @@ from kerasdist.engine import Group
 from kerasdist.errors import RankMismatchError
 
 
-def sum_states(model: Any, group: Group) -> None:
-    """Replaces the state of the model's metrics by the sum over ranks. Every rank must call it.
+def sum_states(model: Any, group: Group, name: str) -> None:
+    """Replaces the state of the model's metrics by the sum over ranks. Every rank must call it, with the same name.
 
     Warns of metrics of one's own, whose state may be no sum (a maximum, say), unless their class says
     ``additive_state = True``.
@@ -28,10 +28,10 @@ def sum_states(model: Any, group: Group) -> None:
         )
     variables = list(model.metrics_variables)
     flat, assign = _flatten(variables)
-    assign(np.asarray(group.all_reduce(flat, "sum", "metrics.sum")))
+    assign(np.asarray(group.all_reduce(flat, "sum", f"{name}.sum")))
 
 
-def check_equal_states(model: Any, group: Group, rtol: float = 1e-4) -> None:
+def check_equal_states(model: Any, group: Group, name: str, rtol: float = 1e-4) -> None:
     """Replaces the metrics' state by the mean over ranks, which must agree: all evaluated the same data.
 
     Raises:
@@ -39,8 +39,8 @@ def check_equal_states(model: Any, group: Group, rtol: float = 1e-4) -> None:
     """
     variables = list(model.metrics_variables)
     flat, assign = _flatten(variables)
-    low = np.asarray(group.all_reduce(flat, "min", "metrics.min"))
-    high = np.asarray(group.all_reduce(flat, "max", "metrics.max"))
+    low = np.asarray(group.all_reduce(flat, "min", f"{name}.min"))
+    high = np.asarray(group.all_reduce(flat, "max", f"{name}.max"))
     if not np.allclose(low, high, rtol=rtol, atol=rtol, equal_nan=True):
         first = int(np.argmax(~np.isclose(low, high, rtol=rtol, atol=rtol, equal_nan=True)))
         raise RankMismatchError(
@@ -48,7 +48,7 @@ def check_equal_states(model: Any, group: Group, rtol: float = 1e-4) -> None:
             f"is {low[first]:.6g} on one rank and {high[first]:.6g} on another). Give all ranks the same "
             "`validation_data`, or share it out with kerasdist.shard(...)."
         )
-    assign(np.asarray(group.all_reduce(flat, "mean", "metrics.mean")))
+    assign(np.asarray(group.all_reduce(flat, "mean", f"{name}.mean")))
 
 
 def average_layer_state(model: Any, group: Group) -> None:

@@ -264,13 +264,14 @@ class Replica:
         own = keras_hooks.plain(self.model, keras_hooks.METRICS)
         if self.group.size == 1 or self._alone:
             return own(logs)
+        name = "val_loss" if self.evaluating else "loss"  # what one looks for where ranks wait at different places
         if self.evaluating and not self.shares_validation:
-            check_equal_states(self.model, self.group)
+            check_equal_states(self.model, self.group, name)
         else:
             if not self.evaluating:
                 self.exchange.leave()
                 average_layer_state(self.model, self.group)
-            sum_states(self.model, self.group)
+            sum_states(self.model, self.group, name)
         answer = own(logs)
         if answer is logs:
             return mean_logs(logs, self._last_rows, self.group)

@@ -31,7 +31,8 @@ LEAVING = (EPOCH_END, STOPPED, TERMINATED)
 FAIL_WAIT_S = 30.0
 HINT = (
     "Usual causes: code that only some ranks run, such as `if rank == 0: model.evaluate(...)` (use `with "
-    "strategy.local():`); a rank with fewer batches than the others; another order of calls."
+    "strategy.local():`); `validation_data` on some ranks only (val_loss); a rank with fewer batches than the others; "
+    "another order of calls."
 )
 STALLED = """
 rank {rank}: waited {timeout_s:g} s at {where} for other ranks, and ends the job. Usual causes:
