@@ -31,11 +31,31 @@ class At(keras.callbacks.Callback):
             self.action()
 
 
+def boom():
+    raise RuntimeError("boom")
+
+
+def slow_forward(x):
+    """Takes long in the fourth step, on the last rank."""
+
+    def wait(value):
+        slow_forward.calls += 1
+        if slow_forward.calls == 4 and kerasdist.rank() == kerasdist.size() - 1:
+            time.sleep(100)
+        return value
+
+    return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape)
+
+
+slow_forward.calls = 0
+
+
 def main(kind: str) -> None:
     options = kerasdist.Options(timeout_s=TIMEOUT_S)
     strategy = kerasdist.DataParallelStrategy(options=options, auto_shard=False)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(first_two), keras.layers.Dense(1)])
+        slow = [keras.layers.Lambda(slow_forward)] if kind == "sleep in a step" else []
+        model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(first_two), *slow, keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     x, y = np.ones((64, 2), "float32"), np.ones((64, 1), "float32")
     last = strategy.rank == strategy.size - 1
@@ -43,6 +63,8 @@ def main(kind: str) -> None:
         "sleep": lambda: time.sleep(100),
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "wrong shape": lambda: None,
+        "sleep in a step": lambda: None,
+        "boom": boom,
     }
     if kind == "evaluate":
         if strategy.rank == 0:

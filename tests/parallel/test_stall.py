@@ -16,6 +16,11 @@ KINDS = {
         "rank 1: for 4 s outside of any step, before training step 4 of epoch 0",
         "time.sleep(100)",
     ],
+    "sleep in a step": [
+        WAITED
+        + "training step 3 of epoch 0, waiting for the mean gradients of sequential/dense/kernel, sequential/dense",
+        "data that takes that long to read",
+    ],
     "kill": ["rank 0: another rank ended while this one waited for it at training step 4"],
     "wrong shape": ["rank 1: InvalidArgumentError", "rank 0: another rank ended while this one waited for it"],
     "raise": ["rank 1: RuntimeError: boom"],
