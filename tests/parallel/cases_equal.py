@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -49,3 +51,62 @@ def case_mask():
 
 def case_fails_no_reduction():
     fit(ONES, TARGETS, [keras.Input((1,)), dense()], keras.losses.MeanSquaredError("none"))
+
+
+def case_keras_metrics():
+    """Every metric of Keras in ``evaluate``, shared out, beside plain Keras at the global batch; 19 samples."""
+    strategy = kerasdist.DataParallelStrategy()
+    x = np.linspace(-2, 2.3, 19)[:, None]
+    classes = np.arange(19) % 3
+    found = {}
+    for name, (width, activation, labels, metrics) in keras_metrics(classes).items():
+        for where in ("shared", "plain"):
+            with strategy.scope() if where == "shared" else contextlib.nullcontext():
+                keras.utils.set_random_seed(5)
+                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(width, activation=activation)])
+                model.compile(
+                    "sgd", "mse" if labels.shape[1] == width else "sparse_categorical_crossentropy", metrics=metrics()
+                )
+            batch_size = 2 if where == "shared" else 2 * strategy.size
+            values = model.evaluate(x, labels, batch_size=batch_size, verbose=0, return_dict=True)
+            found[name, where] = {key: np.asarray(value, "float64") for key, value in values.items()}
+    return found
+
+
+def keras_metrics(classes):
+    """By kind of output: width, activation, labels, and a function that makes the metrics."""
+    m = keras.metrics
+    binary = (classes == 1).astype("float64")[:, None]
+    onehot = np.eye(3)[classes]
+    values = 0.1 + np.abs(np.sin(np.arange(19.0)))[:, None]
+
+    def of_probabilities():
+        plain = [m.AUC, m.BinaryAccuracy, m.BinaryCrossentropy, m.Precision, m.Recall]
+        counts = [m.TruePositives, m.TrueNegatives, m.FalsePositives, m.FalseNegatives]
+        at = [m.PrecisionAtRecall, m.RecallAtPrecision, m.SensitivityAtSpecificity, m.SpecificityAtSensitivity]
+        return [*(one() for one in [*plain, *counts]), *(one(0.4) for one in at), m.BinaryIoU()]
+
+    def of_classes():
+        plain = [m.CategoricalAccuracy, m.CategoricalCrossentropy, m.CategoricalHinge, m.KLDivergence]
+        rest = [m.CosineSimilarity(), m.F1Score(), m.FBetaScore(), m.Poisson(), m.PearsonCorrelation()]
+        rest.append(m.TopKCategoricalAccuracy(k=2))
+        overlap = [m.OneHotIoU(num_classes=3, target_class_ids=[0, 2]), m.OneHotMeanIoU(num_classes=3)]
+        return [*(one() for one in plain), *rest, *overlap, m.ConcordanceCorrelation()]
+
+    def of_numbered_classes():
+        overlap = [m.IoU(num_classes=3, target_class_ids=[0], sparse_y_pred=False)]
+        overlap.append(m.MeanIoU(num_classes=3, sparse_y_pred=False))
+        sparse = [m.SparseCategoricalAccuracy(), m.SparseCategoricalCrossentropy()]
+        return [*sparse, m.SparseTopKCategoricalAccuracy(k=2), *overlap]
+
+    def of_values():
+        plain = [m.MeanAbsoluteError, m.MeanSquaredError, m.RootMeanSquaredError, m.MeanAbsolutePercentageError]
+        plain += [m.MeanSquaredLogarithmicError, m.LogCoshError, m.Hinge, m.SquaredHinge, m.R2Score]
+        return [one() for one in plain]
+
+    return {
+        "probabilities": (1, "sigmoid", binary, of_probabilities),
+        "classes": (3, "softmax", onehot, of_classes),
+        "numbered classes": (3, "softmax", classes[:, None], of_numbered_classes),
+        "values": (1, None, values, of_values),
+    }

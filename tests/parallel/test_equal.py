@@ -1,5 +1,9 @@
 """docs/equal.md, sentence by sentence where no other test stands for it. By hand: what one process gives, and two."""
 
+import inspect
+
+import keras
+import numpy as np
 import pytest
 
 from tests.parallel.launch import small_cases
@@ -46,3 +50,23 @@ def test_no_reduction(job):
 
 def test_exit_code(job):
     assert job.exit_code == 0, job.output[-3000:]
+
+
+# Those that take values one by one, and the bases of others.
+NOT_FOR_OUTPUTS = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}
+
+
+def test_keras_metrics(job):
+    """All metrics that Keras has are in the list, and give what one process gives."""
+    from tests.parallel.cases_equal import keras_metrics
+
+    listed = {type(one).__name__ for *_, make in keras_metrics(np.arange(19) % 3).values() for one in make()}
+    classes = {one for name, one in vars(keras.metrics).items() if inspect.isclass(one) and name[0].isupper()}
+    there = {one.__name__ for one in classes if issubclass(one, keras.metrics.Metric)}
+    assert there - listed <= NOT_FOR_OUTPUTS, there - listed
+    for found in job.ranks("case_keras_metrics"):
+        for kind in {kind for kind, _ in found}:
+            ours, expected = found[kind, "shared"], found[kind, "plain"]
+            assert len(ours) == len(expected)
+            for (name, value), right in zip(ours.items(), expected.values(), strict=True):
+                np.testing.assert_allclose(value, right, rtol=1e-6, atol=1e-6, err_msg=name)
