@@ -117,6 +117,9 @@ class HorovodEngine(Engine):
         # Horovod names the missing ranks after up to twice this time; before kerasdist ends the job.
         environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(min(60, self._timeout_s / 4)))))
         environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(4, int(2 * self._timeout_s))))
+        # Fusing what is ready at the same time makes the order of additions, and so the bits, a matter of timing from
+        # three ranks on. Small gradients are packed already.
+        environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         try:
             import horovod.tensorflow as hvd
 

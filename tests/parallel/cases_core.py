@@ -448,3 +448,21 @@ def case_local():
         with strategy.local():
             alone = model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).shape
     return together, alone
+
+
+def case_two_runs():
+    """PERF-3: many buckets on their way at the same time; the bits of the weights after each of three runs."""
+    rng = np.random.default_rng(RANK)
+    x, y = rng.normal(size=(32, 64)).astype("float32"), rng.normal(size=(32, 1)).astype("float32")
+
+    def make():
+        layers = [keras.layers.Dense(48, activation="tanh") for _ in range(6)]
+        return keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+
+    found = []
+    for _ in range(3):
+        keras.utils.set_random_seed(5)
+        model = compiled(own(bucket_mb=0.004), optimizer=keras.optimizers.SGD(0.05), make=make)
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        found.append([value.tobytes() for value in model.get_weights()])
+    return found

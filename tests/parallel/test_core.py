@@ -209,3 +209,10 @@ def test_local(job):
     for together, _ in ranks:
         assert together == pytest.approx(alone, abs=1e-6)
     assert shape == (3, 1)
+
+
+def test_two_runs(job):
+    """PERF-3: the same bits, whichever buckets were ready first."""
+    ranks = job.ranks("case_two_runs")
+    for runs in ranks:
+        assert runs == [ranks[0][0]] * 3
