@@ -114,16 +114,24 @@ def observe_models(attach: Callable[[Any], Any]) -> Iterator[None]:
         TensorFlowTrainer.__init__, Trainer.compile = made, compiled
 
 
-def surround_fit(surroundings: Callable[[Any, Any], contextlib.AbstractContextManager[Any]]) -> None:
-    """From now on each ``fit`` of this process runs inside of ``surroundings(model, callbacks)``."""
+def surround_fit(
+    surroundings: Callable[[Any, Any], contextlib.AbstractContextManager[Any]], comes_last: Callable[[Any], bool]
+) -> None:
+    """From now on each ``fit`` of this process runs inside of ``surroundings(model, callbacks)``.
+
+    Callbacks of a list for which ``comes_last(callback)`` holds are moved behind the others.
+    """
     own = TensorFlowTrainer.fit
     if hasattr(own, "surrounded"):
         return  # the engine was started before in this process
 
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with surroundings(self, call_arguments("fit", args, kwargs).get("callbacks")):
-            return own(self, *args, **kwargs)
+        call = call_arguments("fit", args, kwargs)
+        if isinstance(call.get("callbacks"), (list, tuple)):
+            call["callbacks"] = sorted(tf.nest.flatten(call["callbacks"]), key=comes_last)
+        with surroundings(self, call.get("callbacks")):
+            return own(self, **call)
 
     fit.surrounded = True  # type: ignore[attr-defined]
     TensorFlowTrainer.fit = fit
@@ -149,6 +157,19 @@ def scale_gradient(gradient: Any, factor: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def is_inside_a_loss_scale(optimizer: Any) -> bool:
+    """Whether a ``LossScaleOptimizer`` around this optimizer is calling it just now."""
+    frame = inspect.currentframe()
+    for _ in range(40):
+        if frame is None:
+            return False
+        caller = frame.f_locals.get("self")
+        if getattr(caller, "inner_optimizer", None) is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_built(model: Any) -> bool:

@@ -82,6 +82,12 @@ class DistributedApply:
         if step is not None:
             step.applied += 1
             step.weighted.discard(self.averager.name)
+        elif self.averager.group.size > 1 and keras_hooks.is_inside_a_loss_scale(self.optimizer):
+            raise ValueError(
+                f"rank {self.averager.group.rank}: a LossScaleOptimizer was put around the optimizer "
+                f"{self.optimizer.name!r} that averages. It would skip the averaging on the ranks whose own gradients "
+                "are not finite. Wrap the outer one: strategy.wrap_optimizer(LossScaleOptimizer(...))."
+            )
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)

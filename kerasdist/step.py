@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 
 class Batch(NamedTuple):
     """A rank's part of a global batch, as kerasdist's data adapters yield it.
@@ -63,7 +61,11 @@ class Step:
 
     def gated(self) -> contextlib.AbstractContextManager[Any]:
         """What is made inside runs only if all ranks take part in this step."""
-        return contextlib.nullcontext() if self.gate is None else tf.control_dependencies([self.gate])
+        if self.gate is None:
+            return contextlib.nullcontext()
+        import tensorflow as tf
+
+        return tf.control_dependencies([self.gate])
 
 
 _local = threading.local()

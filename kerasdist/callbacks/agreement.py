@@ -42,8 +42,7 @@ class Agreement(keras.callbacks.Callback):
             table = "".join(f"\n  rank {rank}: from {plan[0]} up to {plan[1]}" for rank, plan in enumerate(plans))
             raise RankMismatchError(
                 f"rank {self.replica.group.rank}: the ranks are to train different epochs:{table}\nGive every rank the "
-                "same `initial_epoch` and `epochs`. If BackupAndRestore starts from a file, name it before "
-                "DistributedOptimizer in `callbacks`."
+                "same `initial_epoch` and `epochs`."
             )
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -94,6 +94,14 @@ def case_fails_wrapped_and_compiled():
     compiled(optimizer=wrapped)
 
 
+def case_fails_loss_scale_around():
+    optimizer = kerasdist.DataParallelStrategy().wrap_optimizer(keras.optimizers.SGD(0.1))
+    optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    variable = keras.Variable([1.0])
+    optimizer.build([variable])
+    optimizer.apply([tf.constant([1.0])], [variable])
+
+
 def case_fails_fit_in_local():
     strategy = kerasdist.DataParallelStrategy()
     model = compiled(strategy)

@@ -19,6 +19,7 @@ EXPECTED = {
     "two_scopes": ("ValueError", ["already belongs to"]),
     "wrapped_twice": ("ValueError", ["wrap it once"]),
     "wrapped_and_compiled": ("ValueError", ["already averaged by"]),
+    "loss_scale_around": ("ValueError", ["Wrap the outer one"]),
     "fit_in_local": ("ValueError", ["local()"]),
 }
 

@@ -261,20 +261,8 @@ def test_plateau(job):
         assert found == {door: ([0, 1], near(1.0, 1.0), near(0.05)) for door in DOORS}
 
 
-AFTER_THE_CALLBACK = pytest.mark.xfail(
-    strict=True, reason="the callback agrees before the callbacks behind it: an error"
-)
-
-
-@pytest.mark.parametrize(
-    ("door", "position"),
-    [
-        ("scope", "before"),
-        ("scope", "after"),
-        ("callback", "before"),
-        pytest.param("callback", "after", marks=AFTER_THE_CALLBACK),
-    ],
-)
+@pytest.mark.parametrize("position", ["before", "after"])
+@pytest.mark.parametrize("door", DOORS)
 def test_one_rank_stops_at_an_epochs_end(job, door, position):
     """CB-1: two epochs of x = 1 on both ranks."""
     for found in job.ranks("case_one_rank_stops_at_an_epochs_end"):
