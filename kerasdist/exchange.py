@@ -97,7 +97,7 @@ class StepExchange:
             return function(iterator)
         if meeting.terminating():
             self._stop()
-        if self._watch is None:
+        if self._watch is None or self._watch.closed:
             self._watch = meeting.Watch(self.group, self._progress, self.where, lambda: self.evaluating)
         self._watch.enter()
         try:
@@ -136,7 +136,6 @@ class StepExchange:
         self._quiet.close()
         if self._watch is not None:
             self._watch.close()
-            self._watch = None
 
     def _progress(self) -> tuple[int, int]:
         return int(self._begun.numpy()), int(self._done.numpy())

@@ -56,9 +56,10 @@ class Watchdog:
         usual = collections.Counter(every[:, first].tolist()).most_common(1)[0]
         right = usual[0] if usual[1] > 1 else every[0, first]
         odd = [rank for rank in range(self._group.size) if every[rank, first] != right]
+        names = ", ".join(variables[int(one)].path for one in differing[:3]) + (", ..." if differing.size > 3 else "")
         message = (
             f"rank {self._group.rank}: the ranks do not hold the same model any more: {differing.size} of "
-            f"{len(variables)} variables differ, first {variables[first].path!r}, of rank {', '.join(map(str, odd))}. "
+            f"{len(variables)} variables differ, of rank {', '.join(map(str, odd))}: {names}. "
             "Usual causes: weights or a learning rate set on some ranks only, an update beside the optimizer's."
         )
         if self._action == "raise":

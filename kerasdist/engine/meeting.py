@@ -44,6 +44,7 @@ STALLED_EXIT_CODE = 70
 
 AnyError = TypeVar("AnyError", bound=BaseException)
 _thread = threading.local()
+_watches: list[Watch] = []
 
 
 def meet(group: Group, name: str) -> None:
@@ -145,6 +146,8 @@ def together(group: Group, training: bool = False) -> Iterator[None]:
         raise
     finally:
         _thread.together = False
+        while _watches:
+            _watches.pop().close()
 
 
 def terminating() -> bool:
@@ -262,6 +265,7 @@ class Watch:
         self._turns = 0
         self._thread = threading.current_thread().ident
         self._ended = threading.Event()
+        _watches.append(self)
         threading.Thread(target=self._look, name="kerasdist.watch", daemon=True).start()
 
     def enter(self) -> None:
@@ -276,6 +280,11 @@ class Watch:
     def close(self) -> None:
         """Nothing is to be watched any more."""
         self._ended.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is watched any more."""
+        return self._ended.is_set()
 
     def _look(self) -> None:
         last, since, said = None, time.monotonic(), False

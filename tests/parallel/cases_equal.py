@@ -101,7 +101,7 @@ def keras_metrics(classes):
 
     def of_values():
         plain = [m.MeanAbsoluteError, m.MeanSquaredError, m.RootMeanSquaredError, m.MeanAbsolutePercentageError]
-        plain += [m.MeanSquaredLogarithmicError, m.LogCoshError, m.Hinge, m.SquaredHinge, m.R2Score]
+        plain += [m.MeanSquaredLogarithmicError, m.LogCoshError, m.Hinge, m.SquaredHinge, m.R2Score, m.Accuracy]
         return [one() for one in plain]
 
     return {
