@@ -36,11 +36,13 @@ def boom():
 
 
 def slow_forward(x):
-    """Takes long in the fourth step, on the last rank."""
+    """Takes long, or fails, in the fourth step on the last rank."""
 
     def wait(value):
         slow_forward.calls += 1
         if slow_forward.calls == 4 and kerasdist.rank() == kerasdist.size() - 1:
+            if sys.argv[1] == "error in a step":
+                raise RuntimeError("boom")
             time.sleep(100)
         return value
 
@@ -54,7 +56,7 @@ def main(kind: str) -> None:
     options = kerasdist.Options(timeout_s=TIMEOUT_S)
     strategy = kerasdist.DataParallelStrategy(options=options, auto_shard=False)
     with strategy.scope():
-        slow = [keras.layers.Lambda(slow_forward)] if kind == "sleep in a step" else []
+        slow = [keras.layers.Lambda(slow_forward)] if kind.endswith("in a step") else []
         model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(first_two), *slow, keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     x, y = np.ones((64, 2), "float32"), np.ones((64, 1), "float32")
@@ -64,6 +66,7 @@ def main(kind: str) -> None:
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "wrong shape": lambda: None,
         "sleep in a step": lambda: None,
+        "error in a step": lambda: None,
         "boom": boom,
     }
     if kind == "evaluate":
@@ -76,7 +79,7 @@ def main(kind: str) -> None:
         model.fit(x, y, verbose=0)
     else:
         if kind == "wrong shape" and last:
-            x = np.ones((64, 1), "float32")
+            x = np.ones((64, 3), "float32")
         callbacks = [At(actions[kind])] if last else []
         model.fit(x, y, batch_size=2, epochs=2, callbacks=callbacks, verbose=0)
 

@@ -22,7 +22,8 @@ KINDS = {
         "data that takes that long to read",
     ],
     "kill": ["rank 0: another rank ended while this one waited for it at training step 4"],
-    "wrong shape": ["rank 1: InvalidArgumentError", "rank 0: another rank ended while this one waited for it"],
+    "wrong shape": ["rank 0: rank 1 failed: ValueError"],
+    "error in a step": ["boom", "rank 0: another rank ended while this one waited for it"],
     "raise": ["rank 1: RuntimeError: boom"],
 }
 

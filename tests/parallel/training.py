@@ -31,8 +31,9 @@ def float64(workers: int, plain: bool = False) -> list[tuple[str, str, str]]:
 
 def names(workers: int, plain: bool = False) -> list[str]:
     """The names of the trainings at so many workers."""
-    exact = [f"float64 {' '.join(one)}" for one in float64(workers, plain)]
-    return exact + [f"float32 {' '.join(one)}" for one in FLOAT32]
+    exact = float64(workers, plain)
+    rounded = FLOAT32 if exact is ALL else FLOAT32[1:2]
+    return [f"float64 {' '.join(one)}" for one in exact] + [f"float32 {' '.join(one)}" for one in rounded]
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
