@@ -136,7 +136,7 @@ class Replica:
 
         A sum counts as it is. A mean over valid entries, or by sample weights, counts by their share: V/sum(V).
         """
-        if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight") and reduction != "sum":
+        if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum"):
             return 1.0
         whole = tf.math.divide_no_nan(tf.cast(step.total, loss.dtype), tf.cast(step.rows, loss.dtype))
         if reduction == "sum":

@@ -188,6 +188,7 @@ class _Sigterm:
             signal.signal(signal.SIGTERM, self._before)
         if kind is None and (_Sigterm.received or _Sigterm.agreed):
             print(_Sigterm.agreed or "SIGTERM: the training had ended.", file=sys.stderr, flush=True)
+            _Sigterm.received, _Sigterm.agreed = False, ""
             raise known_to_all(SystemExit(128 + signal.SIGTERM))
 
     def _note(self, number: int, frame: Any) -> None:

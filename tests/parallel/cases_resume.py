@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 import kerasdist
+from tests.callbacks import Rates
 
 RANK, SIZE = kerasdist.init().rank, kerasdist.init().size
 STRATEGY = kerasdist.DataParallelStrategy(auto_shard=False)
@@ -37,17 +38,6 @@ def net(door, optimizer, loss=linear, **arguments):
 
 def weight(model):
     return float(model.get_weights()[0].item())
-
-
-class Rates(keras.callbacks.Callback):
-    """The rates that the batches were taken at."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(float(self.model.optimizer.learning_rate))
 
 
 def fit(model, door, *callbacks, x=(2.0 * RANK, 2.0 * RANK), epochs=3, **arguments):

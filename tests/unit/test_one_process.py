@@ -17,12 +17,7 @@ from kerasdist import engine, keras_hooks
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def local_engine():
-    kerasdist.shutdown()
-    assert kerasdist.init().name == "local"
-    yield
-    kerasdist.shutdown()
+pytestmark = pytest.mark.usefixtures("local_engine")
 
 
 def make():

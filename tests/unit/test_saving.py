@@ -10,13 +10,7 @@ import pytest
 import kerasdist
 from kerasdist import keras_hooks
 
-
-@pytest.fixture(autouse=True)
-def local_engine():
-    kerasdist.shutdown()
-    assert kerasdist.init().name == "local"
-    yield
-    kerasdist.shutdown()
+pytestmark = pytest.mark.usefixtures("local_engine")
 
 
 @pytest.fixture

@@ -8,16 +8,12 @@ import pytest
 import tensorflow as tf
 
 import kerasdist
+from tests.callbacks import Rates
 
 RATES = [0.125, 0.15, 0.175, 0.2, 0.2, 0.2]  # from 0.1 to 0.2 in 4 steps
 
 
-@pytest.fixture(autouse=True)
-def local_engine():
-    kerasdist.shutdown()
-    assert kerasdist.init().name == "local"
-    yield
-    kerasdist.shutdown()
+pytestmark = pytest.mark.usefixtures("local_engine")
 
 
 def linear(y_true, y_pred):
@@ -30,17 +26,6 @@ def net(optimizer, **arguments):
     model = keras.Sequential([keras.Input((1,)), dense])
     model.compile(optimizer, linear, **arguments)
     return model
-
-
-class Rates(keras.callbacks.Callback):
-    """The rates that the batches were taken at."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(float(self.model.optimizer.learning_rate))
 
 
 def fit(model, *callbacks, epochs=3, **arguments):
