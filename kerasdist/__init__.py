@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("compression", "errors"):
+    if name in ("algorithms", "compression", "errors"):
         return importlib.import_module(f"kerasdist.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasdist.buckets import pack, plan_buckets, unpack
+from kerasdist.buckets import Bucket, pack, plan_buckets, unpack
 from kerasdist.compression import Cast, Compressor
 from kerasdist.config import Settings
 from kerasdist.engine import Group
@@ -21,18 +21,27 @@ class Averager:
         group: The ranks that average.
         settings: Compressor, bucket size and options.
         name: Prefix of the collectives' names; two averagers of one process need different names.
+        shares: Whether ``average`` is given addends where the compressor takes them. Default True. False: always
+            values of the mean's size, as those that a rank also applies by itself.
     """
 
-    def __init__(self, group: Group, settings: Settings, name: str) -> None:
+    def __init__(self, group: Group, settings: Settings, name: str, shares: bool = True) -> None:
         self.group = group
         self.name = name
+        self.takes_shares = shares and settings.compressor.takes_shares
         self._settings = settings
         self._alone_bytes = settings.options.alone_kb * 2**10
+        self._state: dict[str, dict[str, tf.Variable]] = {}
 
     @property
     def compressor(self) -> Compressor:
         """How buckets are averaged."""
         return self._settings.compressor
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """What the compressor remembers on this rank, by the names of bucket and value. Made in the first call."""
+        return {f"{bucket}.{key}": v for bucket, state in self._state.items() for key, v in state.items()}
 
     def weight(self, rows: Any, total: Any, dtype: Any) -> Any:
         """The factor that a rank's mean gradient takes before it is averaged.
@@ -43,17 +52,17 @@ class Averager:
             dtype: Floating dtype of the result.
 
         Returns:
-            ``rows / total``, times the number of workers where the compressor divides by it.
+            ``rows / total``, times the number of workers unless addends are summed.
         """
         share = tf.cast(rows, dtype) / tf.cast(total, dtype)
-        return share if self.compressor.takes_shares else share * self.group.size
+        return share if self.takes_shares else share * self.group.size
 
     def average(self, tensors: Sequence[Any], suffix: str = "") -> list[Any]:
-        """Sums ``weight * tensor`` over the ranks.
+        """The mean over the ranks, or the sum where it takes shares.
 
         Args:
             tensors: Floating tensors, already multiplied by ``weight``. ``tf.IndexedSlices`` become dense; large ones
-                travel as rows where that is less to send.
+                travel as rows where that is less to send and the compressor remembers nothing.
             suffix: Told apart from other calls that may run at the same time.
 
         Returns:
@@ -68,29 +77,62 @@ class Averager:
         dense = [position for position, mean in enumerate(averaged) if mean is None]
         packed = [tf.convert_to_tensor(tensors[position]) for position in dense]
         specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in packed]
+        changes: list[tuple[tf.Variable, Any]] = []
         for bucket in plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes):
             name = f"{self.name}{suffix}.bucket{bucket.index}"
             flat = packed[bucket.members[0]] if len(bucket.members) == 1 else pack(bucket, packed)
-            reduced = self._mean(flat, name)
+            reduced = self._mean(flat, bucket, name, changes)
             parts = [reduced] if len(bucket.members) == 1 else unpack(bucket, reduced)
             for member, part in zip(bucket.members, parts, strict=True):
                 averaged[dense[member]] = part
+        self._remember(changes, averaged)
         return averaged
 
-    def _mean(self, tensor: Any, name: str) -> Any:
-        """The group mean of a bucket; a tensor that travels alone keeps its shape where nothing must be flat."""
-        compressor = self.compressor
+    def _mean(self, tensor: Any, bucket: Bucket, name: str, changes: list[tuple[tf.Variable, Any]]) -> Any:
+        """The group mean of a bucket; a tensor that travels alone keeps its shape where nothing must be flat.
+
+        What the compressor then remembers is added to ``changes``, as pairs of a variable and its next value.
+        """
+        compressor, group = self.compressor, self.group
         if compressor.takes_shares and tensor.dtype in (tf.float16, tf.bfloat16):
             # Horovod would add halves in halves, and knows no bfloat16.
-            flat = tf.reshape(tensor, [-1]) * self.group.size
-            return tf.reshape(Cast(tensor.dtype.name).mean(flat, self.group, name), tensor.shape)
+            flat = tf.reshape(tensor, [-1]) * (group.size if self.takes_shares else 1)
+            return tf.reshape(Cast(tensor.dtype.name).mean(flat, bucket, group, name, {}), tensor.shape)
         if compressor.takes_shares:
-            return compressor.mean(tensor, self.group, name)
-        return tf.reshape(compressor.mean(tf.reshape(tensor, [-1]), self.group, name), tensor.shape)
+            total = compressor.mean(tensor, bucket, group, name, {})
+            return total if self.takes_shares else total / group.size
+        variables = self._remembered(bucket, name)
+        state = {key: variable.value() for key, variable in variables.items()}
+        before = dict(state)
+        mean = compressor.mean(tf.reshape(tensor, [-1]), bucket, group, name, state)
+        changes += [(variables[key], value) for key, value in state.items() if value is not before[key]]
+        return tf.reshape(mean, tensor.shape)
+
+    def _remembered(self, bucket: Bucket, name: str) -> dict[str, tf.Variable]:
+        if name not in self._state:
+            with tf.init_scope():
+                initial = self.compressor.initial_state(bucket)
+                self._state[name] = {k: tf.Variable(v, trainable=False, name=f"{name}.{k}") for k, v in initial.items()}
+        return self._state[name]
+
+    def _remember(self, changes: list[tuple[tf.Variable, Any]], means: list[Any]) -> None:
+        """Keeps what compressors put into their state, if all means are finite: else the step counts for nothing."""
+        if not changes:
+            return
+        finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(mean)) for mean in means]))
+
+        def keep() -> int:
+            for variable, value in changes:
+                variable.assign(value)
+            return 0
+
+        tf.cond(finite, keep, lambda: 0)
 
     def _travels_as_rows(self, tensor: Any) -> bool:
         """Whether it may pay to send the rows of a sparse gradient instead of all of it."""
         if not isinstance(tensor, tf.IndexedSlices) or tensor.dtype not in (tf.float32, tf.float64):
+            return False
+        if self.compressor.remembers:
             return False
         shape = tf.get_static_value(tensor.dense_shape) if tensor.dense_shape is not None else None
         return shape is not None and math.prod(shape) * tensor.dtype.size >= self._alone_bytes
@@ -109,11 +151,12 @@ class Averager:
         def as_rows() -> Any:
             every = self.group.all_gather(indices, f"{name}.indices")
             return tf.math.unsorted_segment_sum(self.group.all_gather(values, f"{name}.values"), every, shape[0]) / (
-                1 if self.compressor.takes_shares else self.group.size
+                1 if self.takes_shares else self.group.size
             )
 
         def as_dense() -> Any:
             whole = tf.reshape(tf.math.unsorted_segment_sum(values, indices, shape[0]), shape)
-            return self._mean(whole, f"{name}.dense")
+            bucket = Bucket(0, tensor.dtype.name, (0,), (tuple(shape),))
+            return self._mean(whole, bucket, f"{name}.dense", [])
 
         return tf.ensure_shape(tf.cond(gathered < dense_bytes, as_rows, as_dense), shape)

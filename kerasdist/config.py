@@ -56,6 +56,7 @@ class Settings:
     """Everything that both doors need to know about how to train, already validated."""
 
     compressor: Any
+    algorithm: Any
     bucket_mb: float
     auto_shard: bool
     global_batch: bool
@@ -65,17 +66,19 @@ class Settings:
         """What must be equal on all ranks, as JSON values."""
         options = {key: value for key, value in dataclasses.asdict(self.options).items() if key != "timeout_s"}
         own = {key: getattr(self, key) for key in ("bucket_mb", "auto_shard", "global_batch")}
-        return {"compression": self.compressor.name, **own, **options}
+        return {"compression": self.compressor.name, "algorithm": self.algorithm.name, **own, **options}
 
     @staticmethod
     def create(
         compression: Any = None,
+        algorithm: Any = None,
         bucket_mb: float = 4.0,
         auto_shard: bool = True,
         global_batch: bool = False,
         options: Options | None = None,
     ) -> Settings:
         """Validates the arguments of either door; see ``DataParallelStrategy`` for their meaning."""
+        from kerasdist import algorithms as algorithms_module
         from kerasdist import compression as compression_module
 
         positive_number("bucket_mb", bucket_mb)
@@ -90,7 +93,8 @@ class Settings:
                 "`global_batch=True` needs kerasdist to share out the data, but auto_shard=False was given. "
                 "Keep one of the two."
             )
-        return Settings(compression_module.get(compression), float(bucket_mb), auto_shard, global_batch, options)
+        compressor, chosen = compression_module.get(compression), algorithms_module.get(algorithm)
+        return Settings(compressor, chosen, float(bucket_mb), auto_shard, global_batch, options)
 
 
 def positive_number(name: str, value: Any) -> None:

@@ -16,8 +16,9 @@ Where the averaging stands, by fact 1 of the design (reduce before anything that
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_hooks
+from kerasdist.algorithms import Algorithm
 from kerasdist.averaging import Averager
 from kerasdist.config import Settings
 from kerasdist.engine import Group
@@ -40,12 +42,14 @@ class DistributedApply:
     Args:
         optimizer: The outermost optimizer, ``LossScaleOptimizer`` included.
         averager: Averages its gradients.
+        algorithm: What the ranks share, and when; this optimizer's own.
         owner: The door that installed it; a second one is refused.
     """
 
-    def __init__(self, optimizer: Any, averager: Averager, owner: Any) -> None:
+    def __init__(self, optimizer: Any, averager: Averager, algorithm: Algorithm, owner: Any) -> None:
         self.optimizer = optimizer
         self.averager = averager
+        self.algorithm = algorithm
         self.owner = owner
         self._loss_scaled = False
         self._present: dict[int, np.ndarray] = {}  # by call within a step: which gradients some rank has
@@ -53,7 +57,7 @@ class DistributedApply:
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
         # Under a loss scale gradients may be computed in half precision, where a share such as 1/3 is rounded: they
         # keep their own size, and the division by the number of workers comes after the sum.
-        self._divides = averager.compressor.takes_shares and inner is not optimizer
+        self._divides = averager.takes_shares and inner is not optimizer
         hooks: dict[str, Callable[..., Any]] = {"apply": self.apply, "scale_loss": self.scale_loss}
         keras_hooks.patch(optimizer, hooks, self)
         if self._accumulates:
@@ -99,7 +103,10 @@ class DistributedApply:
             grads = self._complete(grads, trainable_variables)
             if not self._accumulates:
                 grads = self._average(grads)
+            before = self._updates()
             type(self.optimizer).apply(self.optimizer, grads, trainable_variables)
+            if self.algorithm.updates_locally:
+                self._share_variables(before)
 
     def clip(self, grads: Any) -> Any:
         """Averages the gradients accumulated over k passes, then clips them."""
@@ -152,13 +159,33 @@ class DistributedApply:
         present = [g for g in grads if g is not None]
         step = current_step()
         suffix = step.next_suffix(self.averager.name) if step is not None else ""
-        means = self.averager.average(present, suffix)
-        if self._divides:
-            means = [mean / self.averager.group.size for mean in means]
+
+        def mean(gradients: Sequence[Any]) -> list[Any]:
+            means = self.averager.average(gradients, suffix)
+            return [one / self.averager.group.size for one in means] if self._divides else means
+
+        applied = list(self.algorithm.gradients(present, self._updates(), mean))
         if step is not None:
-            step.reduced += means
-        averaged = iter(means)
+            step.reduced += applied
+        averaged = iter(applied)
         return [None if g is None else next(averaged) for g in grads]
+
+    def _updates(self) -> Any:
+        """The number of updates so far; the same on all ranks."""
+        return tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
+
+    def _share_variables(self, before: Any) -> None:
+        """What the algorithm shares after an update; nothing after a pass that only accumulated."""
+        variables, step = keras_hooks.optimized_variables(self.optimizer), self._updates()
+        if not self._accumulates:
+            self.algorithm.after_update(variables, step, self.averager)
+            return
+
+        def share() -> int:
+            self.algorithm.after_update(variables, step, self.averager)
+            return 0
+
+        tf.cond(step > before, share, lambda: 0)
 
     def _weight(self, dtype: Any) -> Any:
         step = current_step() or Step(1, self.averager.group.size)
@@ -197,7 +224,16 @@ def distribute_optimizer(optimizer: Any, group: Group, settings: Settings, owner
     if inside is not None:
         # Averaging inside the loss scale's branch could hang: the outer optimizer takes it over.
         inside.remove()
-    return DistributedApply(optimizer, Averager(group, settings, f"optimizer{next(_numbers)}"), owner)
+    algorithm = copy.deepcopy(settings.algorithm)
+    if algorithm.updates_locally and inner is not None:
+        raise ValueError(
+            f"rank {group.rank}: the algorithm {algorithm.name} updates each rank's own variables, and a loss scale "
+            "decides on each rank whether to update: the ranks would part. Train in float32 or bfloat16 "
+            f"(mixed_bfloat16), or use algorithm='all_reduce'. Received: the optimizer {optimizer.name!r} of type "
+            f"{type(optimizer).__name__}"
+        )
+    averager = Averager(group, settings, f"optimizer{next(_numbers)}", shares=not algorithm.updates_locally)
+    return DistributedApply(optimizer, averager, algorithm, owner)
 
 
 def distributed_apply(optimizer: Any) -> DistributedApply | None:

@@ -25,6 +25,8 @@ class DataParallelStrategy:
     Args:
         compression: What travels: None (default) the gradients' own dtype, ``"fp16"`` or ``"bf16"`` half of the bytes
             with the sum in float32, or a ``kerasdist.compression.Compressor``.
+        algorithm: What the workers share and when: None or ``"all_reduce"`` (default) the mean gradient of each step,
+            or another ``kerasdist.algorithms.Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default: Horovod if a launcher started several processes, else one process), ``"horovod"``
             or ``"local"``.
@@ -50,14 +52,16 @@ class DataParallelStrategy:
     def __init__(
         self,
         compression: Any = None,
+        algorithm: Any = None,
         bucket_mb: float = 4.0,
         engine: str = "auto",
         auto_shard: bool = True,
         global_batch: bool = False,
         options: Options | None = None,
     ) -> None:
-        self._settings = Settings.create(compression, bucket_mb, auto_shard, global_batch, options)
+        self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard, global_batch, options)
         self._group = _start(engine, self._settings.options)
+        self._settings.algorithm.check(self._group.size)
         self._is_local = False
         handshake.agree(self._settings.facts(), self._group)
         self._agree_on_seed()

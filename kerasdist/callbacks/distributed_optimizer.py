@@ -21,6 +21,7 @@ class DistributedOptimizer(Agreement):
 
     Args:
         compression: None (default), ``"fp16"``, ``"bf16"`` or a ``Compressor``.
+        algorithm: None or ``"all_reduce"`` (default), or another ``Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default), ``"horovod"`` or ``"local"``.
         options: The rarer options.
@@ -38,6 +39,7 @@ class DistributedOptimizer(Agreement):
     def __init__(
         self,
         compression: Any = None,
+        algorithm: Any = None,
         bucket_mb: float = 4.0,
         engine: str = "auto",
         options: Options | None = None,
@@ -47,9 +49,9 @@ class DistributedOptimizer(Agreement):
                 "DistributedOptimizer is a callback for `fit` and takes no optimizer. For loops of your own use "
                 f"strategy.wrap_optimizer(optimizer). Received: {type(compression).__name__}"
             )
-        self._settings = Settings.create(compression, bucket_mb, auto_shard=False, options=options)
+        self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard=False, options=options)
         self._had_xla = False
-        _start_engine(engine, options)
+        self._settings.algorithm.check(_start_engine(engine, options).size)
         super().__init__(replica=None)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -93,5 +95,6 @@ class DistributedOptimizer(Agreement):
         model.train_function = model.test_function = None
 
 
-def _start_engine(name: str, options: Options | None) -> None:
+def _start_engine(name: str, options: Options | None) -> engine.Group:
     engine.init(name, options)
+    return engine.world()

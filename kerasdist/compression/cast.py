@@ -10,10 +10,12 @@ Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collecti
 from __future__ import annotations
 
 import functools
+from collections.abc import MutableMapping
 from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.buckets import Bucket
 from kerasdist.compression.base import Compressor
 from kerasdist.engine import Group
 
@@ -32,10 +34,10 @@ class Cast(Compressor):
         self._dtype = tf.dtypes.as_dtype(dtype)
         self.name = {"float16": "fp16", "bfloat16": "bf16"}[dtype]
 
-    def mean(self, flat: Any, group: Group, name: str) -> Any:
+    def mean(self, flat: Any, bucket: Bucket, group: Group, name: str, state: MutableMapping[str, Any]) -> Any:
         if group.size == 1:
             return flat
-        count = flat.shape[0] if flat.shape[0] is not None else tf.size(flat)
+        count = flat.shape[0]
         each, rest = count // group.size, count % group.size
         splits = tf.stack([each + tf.cast(k < rest, tf.int32) for k in range(group.size)])
         parts = group.all_to_all(self._encode(flat), splits, f"{name}.scatter")

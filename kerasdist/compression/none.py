@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
+from kerasdist.buckets import Bucket
 from kerasdist.compression.base import Compressor
 from kerasdist.engine import Group
 
@@ -14,5 +16,5 @@ class NoCompression(Compressor):
     name = "none"
     takes_shares = True
 
-    def mean(self, flat: Any, group: Group, name: str) -> Any:
+    def mean(self, flat: Any, bucket: Bucket, group: Group, name: str, state: MutableMapping[str, Any]) -> Any:
         return group.all_reduce(flat, "sum", name)

@@ -23,6 +23,14 @@ class Group(abc.ABC):
     size: int
     timeout_s: float = 300.0
 
+    def sent_bytes(self) -> int:
+        """The bytes that this rank has sent to others within training steps, since the engine started.
+
+        Of a reduction those of a ring, 2 (P-1)/P times the tensor; of a gathering, P-1 times the rank's own; of an
+        all-to-all, what goes to others. Envelopes and negotiation are not counted.
+        """
+        return 0
+
     @abc.abstractmethod
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
         """Reduces tensors of equal shape and dtype over all ranks.

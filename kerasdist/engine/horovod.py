@@ -33,16 +33,25 @@ class HorovodGroup(Group):
         self.size = hvd.size()
         self._ops = {"sum": hvd.Sum, "mean": hvd.Average, "min": hvd.Min, "max": hvd.Max}
         self._exchange = tf.function(self._exchange_row, input_signature=[tf.TensorSpec([3], tf.int64)])
+        self._sent: tf.Variable | None = None
+
+    def sent_bytes(self) -> int:
+        return 0 if self._sent is None else round(float(self._sent.numpy()))
 
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
+        self._count(tensor, 2 * (self.size - 1) / self.size)
         with self._meeting(name):
             return self._hvd.allreduce(tensor, op=self._ops[op], name=name, ignore_name_scope=True)
 
     def all_gather(self, tensor: Any, name: str) -> Any:
+        self._count(tensor, self.size - 1)
         with self._meeting(name):
             return self._hvd.allgather(tensor, name=name, ignore_name_scope=True)
 
     def all_to_all(self, tensor: Any, splits: Any, name: str) -> Any:
+        splits = tf.convert_to_tensor(splits)
+        kept = tf.cast(splits[self.rank], tf.float64) / tf.cast(tf.maximum(tf.reduce_sum(splits), 1), tf.float64)
+        self._count(tensor, 1 - kept)
         with self._meeting(name):
             received, _ = self._hvd.alltoall(tensor, splits=splits, name=name, ignore_name_scope=True)
             return received
@@ -52,7 +61,20 @@ class HorovodGroup(Group):
             return self._hvd.broadcast(tensor, root_rank=root, name=name, ignore_name_scope=True)
 
     def exchange(self, row: Any) -> Any:
+        self._count(row, self.size - 1)
         return self._exchange(row)
+
+    def _count(self, tensor: Any, factor: Any) -> None:
+        """Adds ``factor`` times the tensor's bytes to what was sent, within training steps."""
+        if current_step() is None:
+            return
+        if self._sent is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._sent = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+        tensor = tf.convert_to_tensor(tensor)
+        items = tensor.shape.num_elements()
+        items = tf.cast(tf.size(tensor) if items is None else items, tf.float64)
+        self._sent.assign_add(items * tensor.dtype.size * factor)
 
     def _exchange_row(self, row: Any) -> Any:
         # In a graph of its own, so that Horovod knows it by the same name wherever it is called.

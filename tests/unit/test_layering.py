@@ -18,6 +18,7 @@ LAYERS = (
     ("replica",),
     ("exchange", "handshake", "prediction", "watchdog"),
     ("data", "optimizer", "saving"),
+    ("algorithms",),
     ("averaging", "metrics", "helpers", "normalization", "schedules"),
     ("compression",),
     ("engine",),
@@ -29,7 +30,8 @@ DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
 # Upward imports, each inside a function, with the reason.
 ALLOWED = {
-    ("config", "compression"): "the arguments of both doors are validated in one place, names of compressors too",
+    ("config", "algorithms"): "the arguments of both doors are validated in one place, names of algorithms too",
+    ("config", "compression"): "and names of compressors",
 }
 # The version that the handshake compares stands in the package itself.
 READS_THE_PACKAGE = {"handshake"}

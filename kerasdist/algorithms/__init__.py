@@ -1,0 +1,41 @@
+"""What is shared, when, with whom? One algorithm a file; ``get`` turns what the user wrote into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kerasdist.algorithms.all_reduce import AllReduce
+from kerasdist.algorithms.base import Algorithm
+
+__all__ = ["ALGORITHMS", "Algorithm", "AllReduce", "get"]
+
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "all_reduce": AllReduce,
+}
+
+
+def get(identifier: Any) -> Algorithm:
+    """Returns the algorithm that ``algorithm=identifier`` means.
+
+    Args:
+        identifier: None, a name in ``ALGORITHMS``, or an ``Algorithm``.
+
+    Raises:
+        ValueError: Unknown name.
+        TypeError: Neither a name nor an algorithm.
+    """
+    if identifier is None:
+        return AllReduce()
+    if isinstance(identifier, Algorithm):
+        return identifier
+    if not isinstance(identifier, str):
+        raise TypeError(
+            f"`algorithm` must be None, one of {', '.join(map(repr, ALGORITHMS))} or an Algorithm object. "
+            f"Received: algorithm={identifier!r} of type {type(identifier).__name__}"
+        )
+    if identifier not in ALGORITHMS:
+        raise ValueError(
+            f"`algorithm` must be None or one of {', '.join(map(repr, ALGORITHMS))}. Received: algorithm={identifier!r}"
+        )
+    return ALGORITHMS[identifier]()
