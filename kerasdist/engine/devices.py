@@ -32,8 +32,10 @@ def claim_devices(local_rank: int, local_size: int) -> None:
 def _claim_cores(local_size: int) -> None:
     if local_size == 1:
         return
-    threads = max(1, len(os.sched_getaffinity(0)) // local_size)
-    for kind in ("intra_op", "inter_op"):
+    cores = max(1, len(os.sched_getaffinity(0)) // local_size)
+    # One more between operations: with a single thread, what waits for a collective runs only when the computation
+    # pauses, and so the gradients' collectives would not overlap it (docs/benchmarks.md).
+    for kind, threads in (("intra_op", cores), ("inter_op", cores + 1)):
         variable = f"TF_NUM_{kind.replace('_', '').upper()}_THREADS"
         current = getattr(tf.config.threading, f"get_{kind}_parallelism_threads")()
         if current or os.environ.get(variable):
@@ -42,7 +44,7 @@ def _claim_cores(local_size: int) -> None:
             getattr(tf.config.threading, f"set_{kind}_parallelism_threads")(threads)
         except RuntimeError:
             how = "TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS"
-            warnings.warn(TOO_LATE.format(what=f"its threads ({threads} for each worker)", how=how), stacklevel=2)
+            warnings.warn(TOO_LATE.format(what=f"its threads ({cores} for each worker)", how=how), stacklevel=2)
             return
 
 

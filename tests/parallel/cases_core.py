@@ -434,7 +434,8 @@ def case_progress_from_rank_zero():
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         compiled(own()).fit(ONE, TARGET, verbose=2)
-    return out.getvalue(), tf.config.threading.get_intra_op_parallelism_threads()
+    get = tf.config.threading
+    return out.getvalue(), (get.get_intra_op_parallelism_threads(), get.get_inter_op_parallelism_threads())
 
 
 def case_local():
