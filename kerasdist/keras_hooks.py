@@ -119,7 +119,8 @@ def surround_fit(
 ) -> None:
     """From now on each ``fit`` of this process runs inside of ``surroundings(model, callbacks)``.
 
-    Callbacks of a list for which ``comes_last(callback)`` holds are moved behind the others.
+    Callbacks of a list for which ``comes_last(callback)`` holds are moved behind the others. A callback with a method
+    ``take_data`` is given the call's arguments, to put data of its own in the place of the user's.
     """
     own = TensorFlowTrainer.fit
     if hasattr(own, "surrounded"):
@@ -128,9 +129,13 @@ def surround_fit(
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = call_arguments("fit", args, kwargs)
-        if isinstance(call.get("callbacks"), (list, tuple)):
-            call["callbacks"] = sorted(tf.nest.flatten(call["callbacks"]), key=comes_last)
-        with surroundings(self, call.get("callbacks")):
+        callbacks, users_list = make_callback_list(call.get("callbacks"))
+        if users_list is None:
+            call["callbacks"] = sorted(callbacks, key=comes_last)
+        with surroundings(self, call["callbacks"]):
+            for callback in callbacks or users_list.callbacks:
+                if hasattr(callback, "take_data"):
+                    callback.take_data(call)
             return own(self, **call)
 
     fit.surrounded = True  # type: ignore[attr-defined]

@@ -59,25 +59,15 @@ class ScopedReplica(Replica):
     def _fit(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         call = keras_hooks.call_arguments("fit", args, kwargs)
         self._add_agreement(call)
-        x, y, weight = call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None)
-        validation, split = call.get("validation_data"), call.pop("validation_split", 0.0)
-        if split and validation is None:
-            (x, y, weight), validation = keras_hooks.train_validation_split((x, y, weight), validation_split=split)
-        batch_size = call.pop("batch_size", None)
-        # Keras' default, without its warning that a stream is not shuffled where nobody asked for that.
-        order = {
-            "shuffle": call.pop("shuffle", not isinstance(x, tf.data.Dataset)),
-            "class_weight": call.pop("class_weight", None),
-        }
-        shared = [self._share((x, y, weight), batch_size, call.get("steps_per_epoch"), training=True, **order)]
-        validation_batch_size = call.pop("validation_batch_size", None) or batch_size
+        shared = [data.take_training_data(call, self.group, self.settings)]
+        validation, batch_size = call.get("validation_data"), call.pop("validation_batch_size", None)
         if validation is not None:
             parts = keras_hooks.unpack_data(validation)
-            shared.append(self._share(parts, validation_batch_size, call.get("validation_steps")))
+            shared.append(self._share(parts, batch_size, call.get("validation_steps")))
             call["validation_data"] = shared[1]
         self.ready = self.evaluating = False
         with _failures_of(shared):
-            return own(x=shared[0], shuffle=False, **call)
+            return own(**call)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate`` on this rank's part, and the metrics of all. Every rank must call it."""
@@ -142,11 +132,9 @@ class ScopedReplica(Replica):
             agreement.set_model(self.model)
             users_list.append(agreement)
 
-    def _share(self, data_parts: tuple[Any, Any, Any], batch_size: Any, steps: Any, **arguments: Any) -> Any:
+    def _share(self, data_parts: tuple[Any, Any, Any], batch_size: Any, steps: Any) -> Any:
         x, y, weight = data_parts
-        return data.share(
-            x, y, weight, batch_size=batch_size, steps=steps, group=self.group, settings=self.settings, **arguments
-        )
+        return data.share(x, y, weight, batch_size=batch_size, steps=steps, group=self.group, settings=self.settings)
 
 
 def _spec(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerasdist import engine, keras_hooks
+from kerasdist import data, engine, keras_hooks
 from kerasdist.callbacks.agreement import Agreement
 from kerasdist.config import Options, Settings
 from kerasdist.optimizer import distributed_apply
@@ -56,6 +56,11 @@ class DistributedOptimizer(Agreement):
 
     def __repr__(self) -> str:
         return "a DistributedOptimizer callback"
+
+    def take_data(self, call: dict[str, Any]) -> None:
+        """Before ``fit`` reads its data: each rank's own part, padded to the steps of the longest rank. Collective."""
+        if engine.size() > 1:
+            data.take_training_data(call, engine.world(), self._settings)
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model

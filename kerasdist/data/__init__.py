@@ -17,7 +17,7 @@ from kerasdist.data.own_part import OwnPart
 from kerasdist.data.shared import SharedData, rows_of
 from kerasdist.engine import Group
 
-__all__ = ["SharedData", "rows_of", "share", "shard"]
+__all__ = ["SharedData", "rows_of", "share", "shard", "take_training_data"]
 
 DEFAULT_BATCH_SIZE = 32  # Keras' own
 
@@ -102,6 +102,35 @@ def share(
     inner = keras_hooks.get_data_adapter(x=x, y=y, sample_weight=sample_weight, steps_per_epoch=steps, **arguments)
     kind = GlobalBatches if settings.global_batch else Groups
     return kind(inner, group, check)
+
+
+def take_training_data(call: dict[str, Any], group: Group, settings: Settings) -> keras_hooks.DataAdapter:
+    """Replaces the training data of a call of ``fit`` by this rank's part. Every rank must call it.
+
+    Args:
+        call: The call's arguments by name; changed in place. A ``validation_split`` becomes ``validation_data``.
+        group: The ranks.
+        settings: How it is shared out.
+
+    Returns:
+        The adapter that now stands in the call.
+    """
+    x, y, weight = call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None)
+    split = call.pop("validation_split", 0.0)
+    if split and call.get("validation_data") is None:
+        parts, held = keras_hooks.train_validation_split((x, y, weight), validation_split=split)
+        (x, y, weight), call["validation_data"] = parts, held
+    # Keras' default, without its warning that a stream is not shuffled where nobody asked for that.
+    shuffle = call.pop("shuffle", not isinstance(x, tf.data.Dataset))
+    batch_size = call.pop("batch_size", None)
+    if call.get("validation_batch_size") is None and batch_size is not None:
+        call["validation_batch_size"] = batch_size
+    call["x"] = share(
+        x, y, weight, batch_size=batch_size, steps=call.get("steps_per_epoch"), group=group, settings=settings,
+        shuffle=shuffle, class_weight=call.pop("class_weight", None), training=True,
+    )  # fmt: skip
+    call["shuffle"] = False
+    return call["x"]
 
 
 def shard(

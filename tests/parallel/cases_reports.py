@@ -550,12 +550,21 @@ def case_validation_on_rank_zero():
 
 
 def case_uneven_through_the_callback():
-    """UNEV-1: 5 and 4 batches through the callback, which cannot pad what Keras was given: what every rank is told."""
+    """UNEV-1: 5 and 4 batches through the callback: arrays, a stream of known length, one of unknown length."""
     x = np.ones((5 - RANK, 1), "float32")
-    model = net()
-    model.compile(keras.optimizers.SGD(0.1), linear)
-    door = kerasdist.DistributedOptimizer()
-    return *caught(model.fit, x, x, batch_size=1, callbacks=[door], **QUIET), weight(model)
+    stream = tf.data.Dataset.from_tensor_slices((x, x)).batch(1)
+    found = {}
+    for kind, call in {
+        "arrays": {"x": x, "y": x, "batch_size": 1},
+        "known": {"x": stream},
+        "unknown": {"x": stream.filter(lambda *_: True)},
+        "generator": {"x": ((x[:1], x[:1]) for _ in range(10)), "steps_per_epoch": 5},
+    }.items():
+        model = net()
+        model.compile(keras.optimizers.SGD(0.1), linear)
+        history = model.fit(**call, epochs=2, verbose=0, callbacks=[kerasdist.DistributedOptimizer()])
+        found[kind] = weight(model), history.history["loss"]
+    return found
 
 
 def case_resumed_shards():
