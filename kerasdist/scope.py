@@ -59,7 +59,7 @@ class ScopedReplica(Replica):
     def _fit(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         call = keras_hooks.call_arguments("fit", args, kwargs)
         self._add_agreement(call)
-        shared = [data.take_training_data(call, self.group, self.settings)]
+        shared = [data.take_training_data(call, self.group, self.settings, self.owner.drawn_seed)]
         validation, batch_size = call.get("validation_data"), call.pop("validation_batch_size", None)
         if validation is not None:
             parts = keras_hooks.unpack_data(validation)

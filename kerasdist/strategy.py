@@ -63,6 +63,7 @@ class DataParallelStrategy:
         self._group = _start(engine, self._settings.options)
         self._settings.algorithm.check(self._group.size)
         self._is_local = False
+        self._drawn_seed: int | None = None
         handshake.agree(self._settings.facts(), self._group)
         self._agree_on_seed()
 
@@ -125,6 +126,11 @@ class DataParallelStrategy:
         """Whether this rank is inside ``local()``."""
         return self._is_local
 
+    @property
+    def drawn_seed(self) -> int | None:
+        """The seed that the ranks agreed on because the user had set none; None once the user sets one."""
+        return self._drawn_seed if keras_hooks.user_seed() == self._drawn_seed else None
+
     def _attach(self, model: Any) -> ScopedReplica:
         """Gives a model its replica; the one it has if it is this strategy's."""
         replica = keras_hooks.patched_by(model)
@@ -142,7 +148,8 @@ class DataParallelStrategy:
         seeds = gather_json(keras_hooks.user_seed(), self._group, "seed")
         if all(seed is None for seed in seeds) and self.size > 1:
             drawn = int(np.random.SeedSequence().generate_state(1)[0] % 2**31)
-            keras.utils.set_random_seed(gather_json(drawn, self._group, "seed.drawn")[0])
+            self._drawn_seed = gather_json(drawn, self._group, "seed.drawn")[0]
+            keras.utils.set_random_seed(self._drawn_seed)
 
 
 def _start(name: str, options: Options) -> engine.Group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -34,6 +35,7 @@ def share(
     shuffle: Any = False,
     class_weight: Any = None,
     training: bool = False,
+    drawn_seed: int | None = None,
 ) -> keras_hooks.DataAdapter:
     """Keras' data adapter for this rank's part of the data. Every rank must call it.
 
@@ -49,6 +51,8 @@ def share(
         class_weight: As in ``fit``.
         training: Whether steps are taken together. Evaluation needs neither padding nor a fixed partition. Default
             False.
+        drawn_seed: The seed that the ranks drew because the user set none. Shuffled arrays then have a new order in
+            each epoch, as without a seed; under a seed Keras repeats its order. Default None.
 
     Returns:
         An adapter whose number of batches is the same on every rank.
@@ -90,6 +94,10 @@ def share(
             batch_size = DEFAULT_BATCH_SIZE
         if batch_size is not None and not settings.global_batch:
             batch_size *= group.size
+        if drawn_seed is not None and shuffle is True and batch_size is not None and _plain((x, y, sample_weight)):
+            x, y, sample_weight = _shuffled((x, y, sample_weight), batch_size, drawn_seed), None, None
+            inner = keras_hooks.get_data_adapter(x=x, steps_per_epoch=steps, shuffle=False, class_weight=class_weight)
+            return GlobalBatches(inner, group, check)
         inner = keras_hooks.get_data_adapter(
             x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments
         )
@@ -104,13 +112,16 @@ def share(
     return kind(inner, group, check)
 
 
-def take_training_data(call: dict[str, Any], group: Group, settings: Settings) -> keras_hooks.DataAdapter:
+def take_training_data(
+    call: dict[str, Any], group: Group, settings: Settings, drawn_seed: int | None = None
+) -> keras_hooks.DataAdapter:
     """Replaces the training data of a call of ``fit`` by this rank's part. Every rank must call it.
 
     Args:
         call: The call's arguments by name; changed in place. A ``validation_split`` becomes ``validation_data``.
         group: The ranks.
         settings: How it is shared out.
+        drawn_seed: As in ``share``.
 
     Returns:
         The adapter that now stands in the call.
@@ -127,7 +138,7 @@ def take_training_data(call: dict[str, Any], group: Group, settings: Settings) -
         call["validation_batch_size"] = batch_size
     call["x"] = share(
         x, y, weight, batch_size=batch_size, steps=call.get("steps_per_epoch"), group=group, settings=settings,
-        shuffle=shuffle, class_weight=call.pop("class_weight", None), training=True,
+        shuffle=shuffle, class_weight=call.pop("class_weight", None), training=True, drawn_seed=drawn_seed,
     )  # fmt: skip
     call["shuffle"] = False
     return call["x"]
@@ -177,16 +188,35 @@ def shard(
     if seed is None:
         drawn = np.random.SeedSequence().generate_state(1)[0]
         seed = int(np.asarray(group.broadcast(np.array([drawn], np.int64), 0, "shard.seed"))[0])
-    parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    tensors = tf.nest.map_structure(tf.convert_to_tensor, parts)
+    dataset = _shuffled((x, y, sample_weight), int(batch_size or 0) * group.size, seed if shuffle else None)
+    return GlobalBatches(keras_hooks.get_data_adapter(x=dataset), group, check=True)
+
+
+def _shuffled(parts: tuple[Any, Any, Any], batch_size: int, seed: int | None) -> tf.data.Dataset:
+    """Batches of arrays, in a new order in each epoch that the seed decides; in their own order without one."""
+    x, y, weight = parts
+    given = (x,) if y is None else (x, y) if weight is None else (x, y, weight)
+    tensors = tf.nest.map_structure(_as_keras_reads_it, given)
     samples = len(tf.nest.flatten(tensors)[0])
     order = tf.data.Dataset.range(samples)
-    if shuffle:
+    if seed is not None:
         order = order.shuffle(samples, seed=seed, reshuffle_each_iteration=True)
-    dataset = order.batch(int(batch_size or 0) * group.size).map(
+    return order.batch(batch_size).map(
         lambda rows: tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
     )
-    return GlobalBatches(keras_hooks.get_data_adapter(x=dataset), group, check=True)
+
+
+def _as_keras_reads_it(array: Any) -> Any:
+    """The array as a tensor; floating ones in Keras' ``floatx``, as its own adapter for arrays gives them."""
+    tensor = tf.convert_to_tensor(array)
+    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
+
+
+def _plain(data: Any) -> bool:
+    """Whether a nest holds NumPy arrays and tensors alone, and no list, which a dataset would make one tensor of."""
+    if isinstance(data, (tuple, dict)):
+        return all(_plain(part) for part in (data.values() if isinstance(data, dict) else data))
+    return data is None or isinstance(data, (np.ndarray, tf.Tensor))
 
 
 def _check_samples(x: Any, group: Group) -> None:

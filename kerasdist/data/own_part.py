@@ -6,6 +6,7 @@ that count nothing until the longest is through, whether the lengths are known o
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -32,10 +33,13 @@ class OwnPart(SharedData):
 
     def __init__(self, inner: keras_hooks.DataAdapter, group: Group, steps_per_epoch: int | None) -> None:
         super().__init__(inner, group, check=False)
-        batches = gather_json([inner.num_batches, steps_per_epoch], group, "own_part")
-        lengths, steps = [one[0] for one in batches], [one[1] for one in batches]
+        plans = gather_json([inner.num_batches, steps_per_epoch, inner.batch_size], group, "own_part")
+        lengths, steps, sizes = ([plan[index] for plan in plans] for index in range(3))
         if len(set(steps)) > 1:
             raise ValueError(f"rank {group.rank}: `steps_per_epoch` must be the same on all ranks. Received: {steps}")
+        for what, values in (("batches", lengths), ("batch sizes", sizes)):
+            if len(set(values)) > 1 and group.rank == 0:
+                logging.getLogger("kerasdist").info("The ranks bring different %s, by rank: %s", what, values)
         self._unknown = steps[0] is None and None in lengths
         self._steps = max(lengths) if steps[0] is None and not self._unknown else None
         self._uneven = self._unknown or (self._steps is not None and min(lengths) < self._steps)

@@ -49,6 +49,20 @@ def case_every_sample_once():
     return found
 
 
+def case_new_orders():
+    """Shuffled arrays where nobody set a seed: what this rank saw in two epochs, and with a seed set afterwards."""
+    tf.random.set_seed(None)
+    strategy = kerasdist.DataParallelStrategy()
+    found = {}
+    for kind in ("drawn", "set"):
+        model = recorder(strategy)
+        call = data_kinds.arguments("arrays", 19, 2, shuffled=True)
+        model.fit(**call, class_weight={one: 1.0 for one in range(19)}, epochs=2, verbose=0)
+        found[kind] = model.seen
+        keras.utils.set_random_seed(5)
+    return found
+
+
 def case_contiguous():
     strategy = kerasdist.DataParallelStrategy(options=kerasdist.Options(partition="contiguous"))
     model = recorder(strategy)

@@ -5,6 +5,8 @@ LINEAR and SCALAR are those of cases_core: one weight from 0, SGD(0.1); the grad
 
 from __future__ import annotations
 
+import io
+import logging
 import tempfile
 import warnings
 from pathlib import Path
@@ -553,7 +555,10 @@ def case_uneven_through_the_callback():
     """UNEV-1: 5 and 4 batches through the callback: arrays, a stream of known length, one of unknown length."""
     x = np.ones((5 - RANK, 1), "float32")
     stream = tf.data.Dataset.from_tensor_slices((x, x)).batch(1)
-    found = {}
+    found, log = {}, io.StringIO()
+    handler = logging.StreamHandler(log)
+    logging.getLogger("kerasdist").addHandler(handler)
+    logging.getLogger("kerasdist").setLevel(logging.INFO)
     for kind, call in {
         "arrays": {"x": x, "y": x, "batch_size": 1},
         "known": {"x": stream},
@@ -564,7 +569,8 @@ def case_uneven_through_the_callback():
         model.compile(keras.optimizers.SGD(0.1), linear)
         history = model.fit(**call, epochs=2, verbose=0, callbacks=[kerasdist.DistributedOptimizer()])
         found[kind] = weight(model), history.history["loss"]
-    return found
+    logging.getLogger("kerasdist").removeHandler(handler)
+    return found, log.getvalue()
 
 
 def case_resumed_shards():

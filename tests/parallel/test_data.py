@@ -55,6 +55,18 @@ def test_every_sample_once(job, kind, shuffled):
         assert found[0] != found[1], "a new order in each epoch"
 
 
+def test_new_orders(job):
+    """Without a seed each epoch has its own order, of every sample once; under a seed Keras repeats it."""
+    ranks = job.ranks("case_new_orders")
+    for kind in ("drawn", "set"):
+        first, second = epochs(job, [rank[kind] for rank in ranks], -(-SAMPLES // (size(job) * EACH)))
+        assert (first == second) == (kind == "set"), kind
+        for epoch in (first, second):
+            # A rank without samples in the last step repeats another's.
+            assert sorted({one for parts in epoch for part in parts for one in part}) == list(range(SAMPLES))
+            assert sum(len(part) for parts in epoch[:-1] for part in parts) == (len(epoch) - 1) * size(job) * EACH
+
+
 def test_contiguous(job):
     workers = size(job)
     for rank, seen in enumerate(job.ranks("case_contiguous")):

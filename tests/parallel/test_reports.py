@@ -290,7 +290,10 @@ def test_validation_on_rank_zero(job):
 def test_uneven_through_the_callback(job):
     """UNEV-1: 5 and 4 batches of x = 1, twice: 5 steps, the last of them of one sample. The generators have 5 each."""
     uneven, even = -0.1 * (0 + 2 * 1 + 2 * 2 + 2 * 3 + 4) / 9, -0.1 * (0 + 1 + 2 + 3 + 4) / 5
-    for found in job.ranks("case_uneven_through_the_callback"):
+    ranks = job.ranks("case_uneven_through_the_callback")
+    assert ranks[0][1].count("The ranks bring different batches, by rank: [5, 4]") == 2
+    assert all(log == "" for _, log in ranks[1:])
+    for found, _ in ranks:
         for kind, (weight, losses) in found.items():
             first = even if kind == "generator" else uneven
             assert weight == near(-1.0), kind
