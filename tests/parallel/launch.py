@@ -6,6 +6,8 @@ it has it. A test asks for one case and gets the results of all ranks; it fails 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import functools
 import os
@@ -15,8 +17,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.parallel import background
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 420
@@ -85,21 +90,31 @@ def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
 LAUNCHER = os.environ.get("KERASDIST_TEST_LAUNCHER", "gloo")
 
 
-def run_cases(module: str, size: int, launcher: str = LAUNCHER, timeout_s: int = TIMEOUT_S) -> Job:
-    """Runs every ``case_*`` of a module on ``size`` workers. Cached: tests of one module share one group.
+def three_workers() -> str:
+    """How 3 workers start: by mpirun where that can be, so that both ways of starting see every case."""
+    return "mpi" if mpi_missing() is None else LAUNCHER
+
+
+def run_cases(module: str, size: int, launcher: str = LAUNCHER) -> Job:
+    """Runs every ``case_*`` of a module on ``size`` workers, once: tests of one module share one group.
 
     A module without a dot in its name stands in ``tests.parallel``.
     """
-    return _run_cases(module, size, launcher, timeout_s)
+    return background.result((module, size, launcher), cases_run(module, size, launcher))
 
 
 def small_cases() -> Job:
     """The one group of all small cases, at 2 workers."""
-    return run_cases("cases_small", 2, timeout_s=2 * TIMEOUT_S)
+    return run_cases("cases_small", 2)
 
 
-@functools.cache
-def _run_cases(module: str, size: int, launcher: str, timeout_s: int) -> Job:
+def cases_run(module: str, size: int, launcher: str) -> Callable[[], Job]:
+    """What runs such a group."""
+    return functools.partial(_run_cases, module, size, launcher)
+
+
+def _run_cases(module: str, size: int, launcher: str) -> Job:
+    timeout_s = 2 * TIMEOUT_S if module == "cases_small" else TIMEOUT_S
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as folder:
         arguments = ["-m", "tests.parallel.worker", module, folder]
         code, output = run(command(size, launcher, arguments), timeout_s)
@@ -118,15 +133,30 @@ def run(command_line: list[str], timeout_s: int, environment: dict[str, str] | N
             command_line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, **extra, **(environment or {})},
         )  # fmt: skip
+        _running.add(process.pid)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             code = 124
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            _kill(process.pid)
             process.wait()
+            _running.discard(process.pid)
         log.seek(0)
         return code, log.read()
+
+
+_running: set[int] = set()
+
+
+def _kill(leader: int) -> None:
+    """Ends a process group, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+@atexit.register
+def _kill_all() -> None:
+    """Nothing outlives the test run, groups in the background neither."""
+    for leader in list(_running):
+        _kill(leader)

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from tests.parallel.cases_core_names import OPTIMIZERS
-from tests.parallel.launch import LAUNCHER, mpi_missing, run_cases
+from tests.parallel.launch import LAUNCHER, run_cases, three_workers
 
 
 @pytest.fixture(params=[2, 3], ids=lambda size: f"{size} workers", scope="module")
 def job(request):
-    # 3 workers start by mpirun where that can be, so that both ways of starting see every case.
-    launcher = "mpi" if request.param == 3 and mpi_missing() is None else LAUNCHER
-    return run_cases("cases_core", request.param, launcher)
+    return run_cases("cases_core", request.param, three_workers() if request.param == 3 else LAUNCHER)
 
 
 def count(job, case="case_helpers"):
