@@ -47,7 +47,7 @@ class Watchdog:
             RankMismatchError: On every rank, if they differ and ``on_divergence`` is ``"raise"``.
         """
         variables = keras_hooks.replicated_variables(self._model)
-        sums = np.array([int(_bits(variable.value)) for variable in variables], np.int64)
+        sums = np.asarray(_sums([variable.value for variable in variables]))
         every = np.asarray(self._group.all_gather(sums[None], "the watchdog"))
         differing = np.nonzero((every != every[0]).any(axis=0))[0]
         if not differing.size:
@@ -70,9 +70,14 @@ class Watchdog:
         warnings.warn(message, stacklevel=2)
 
 
-@tf.function(reduce_retracing=True)
+@tf.function
+def _sums(values: list[Any]) -> Any:
+    """One number for each tensor, in one vector."""
+    return tf.stack([_bits(value) for value in values])
+
+
 def _bits(value: Any) -> Any:
     """The sum of a tensor's bits, taken as integers; it wraps around."""
     whole = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}[value.dtype.size]
     bits = tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, whole)
-    return tf.reduce_sum(tf.cast(bits, tf.int64) if whole.size < 4 else bits)
+    return tf.cast(tf.reduce_sum(tf.cast(bits, tf.int64) if whole.size < 4 else bits), tf.int64)
