@@ -1,7 +1,8 @@
 """The only module that leans on the internals of Keras and TensorFlow. `TESTED` says for which.
 
-What it does to foreign objects: it sets methods on single instances (``patch``), and, on ranks other than 0, mutes
-the four callbacks of Keras that write files. Everything else reads.
+What it does to foreign objects: it sets methods on single instances (``patch``), surrounds ``fit`` where there are
+several workers, and, on ranks other than 0, mutes the callbacks of Keras that write files and the saving of models that
+trained on all ranks. Everything else reads.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import inspect
 import platform
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.legacy.saving import legacy_h5_format as _legacy_h5
 from keras.src.losses import loss as _losses
+from keras.src.saving import saving_lib as _saving_lib
 from keras.src.trainers.data_adapters import get_data_adapter as _get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays as can_convert_arrays
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split as train_validation_split
@@ -324,6 +328,7 @@ def user_seed() -> int | None:
 # Ranks other than 0 -------------------------------------------------------------------------------------------------
 
 _WRITERS = ("BackupAndRestore", "CSVLogger", "TensorBoard")
+_on_all_ranks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def silence_this_rank() -> None:
@@ -337,6 +342,23 @@ def silence_this_rank() -> None:
             if method.startswith("on_"):
                 setattr(writer, method, _no_operation)
     keras.callbacks.TensorBoard.set_model = keras.callbacks.Callback.set_model
+    for home in (keras.Model, _saving_lib, _legacy_h5):
+        for name in ("save", "save_weights", "export", "save_model", "save_weights_only", "save_model_to_hdf5"):
+            if hasattr(home, name):
+                setattr(home, name, _unless_trained_on_all(getattr(home, name)))
+
+
+def trains_on_all_ranks(model: Any) -> None:
+    """From now on the model is saved by rank 0 alone."""
+    _on_all_ranks.add(model)
+
+
+def _unless_trained_on_all(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if model in _on_all_ranks else own(model, *args, **kwargs)
+
+    return save
 
 
 def _no_operation(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -61,9 +61,8 @@ class Replica:
             keras_hooks.METRICS: self.metrics_or_logs,
             keras_hooks.SHOULD_EVALUATE: self.should_evaluate,
         }
-        if group.rank != 0:
-            methods |= {name: write_nothing for name in ("save", "save_weights", "export")}
         keras_hooks.patch(model, methods, self)
+        keras_hooks.trains_on_all_ranks(model)
 
     def __repr__(self) -> str:
         return f"Replica({self.model.name!r}, rank={self.group.rank})"
@@ -304,10 +303,6 @@ class Replica:
 def as_batch(data: Any) -> Batch:
     """The batch that kerasdist shared out, or the rank's own data as one whose total is not known."""
     return data if isinstance(data, Batch) else Batch(data, rows_of(data), None, None)
-
-
-def write_nothing(*args: Any, **kwargs: Any) -> None:
-    """``save``, ``save_weights`` and ``export`` on ranks other than 0."""
 
 
 def no_xla(model: Any, asked: bool = True) -> bool:

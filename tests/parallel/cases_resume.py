@@ -243,5 +243,24 @@ def case_backup():
     return found
 
 
+def case_only_rank_zero_writes():
+    """After a fit through either door, each rank saves to a folder of its own: which files are there."""
+    found = {}
+    for door in DOORS:
+        model = net(door, keras.optimizers.SGD(0.1))
+        fit(model, door)
+        folder = Path(tempfile.mkdtemp())
+        model.save(folder / "method.keras")
+        model.save_weights(folder / "method.weights.h5")
+        keras.saving.save_model(model, folder / "function.keras")
+        keras.saving.save_model(model, folder / "function.h5")
+        keras.saving.save_weights(model, folder / "function.weights.h5")
+        model.export(folder / "exported", verbose=False)
+        found[door] = sorted(path.name for path in folder.iterdir())
+    alone = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    alone.save(folder / "alone.keras")
+    return found, (folder / "alone.keras").exists()
+
+
 def case_fails_epochs_differ():
     return fit(net("scope", keras.optimizers.SGD(0.1)), "scope", initial_epoch=RANK)

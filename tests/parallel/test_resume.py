@@ -142,6 +142,14 @@ def test_backup(job):
             equal(resumed, straight)
 
 
+def test_only_rank_zero_writes(job):
+    """A model that was not trained on all ranks is any rank's to save."""
+    every = ["exported", "function.h5", "function.keras", "function.weights.h5", "method.keras", "method.weights.h5"]
+    for rank, (found, alone) in enumerate(job.ranks("case_only_rank_zero_writes")):
+        assert found == dict.fromkeys(("scope", "callback"), every if rank == 0 else [])
+        assert alone
+
+
 def test_epochs_that_differ(job):
     for rank, failure in enumerate(job.failures("case_fails_epochs_differ")):
         assert failure.kind == "RankMismatchError"
