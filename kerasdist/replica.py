@@ -28,6 +28,12 @@ from kerasdist.optimizer import distribute_optimizer, distributed_apply
 from kerasdist.step import Batch, Step, step_scope
 from kerasdist.watchdog import Watchdog
 
+WEIGHS_BY_ITSELF = (
+    "The data holds sample weights, and this train step calls none of Keras' losses: kerasdist cannot see how it "
+    "weighs samples. Each worker's gradient counts by its number of samples, which is right for a loss that is divided "
+    "by that number, not by the sum of weights. Use a keras.losses.Loss, whose reduction kerasdist knows."
+)
+
 
 class Replica:
     """One rank's copy of a model.
@@ -48,7 +54,7 @@ class Replica:
         self.owner = owner
         self.shares_validation = shares_validation
         self.ready = False
-        self._alone = False
+        self._alone = self._warned = False
         self._folded: set[int] = set()
         self.exchange = StepExchange(model, group)
         self._watchdog = Watchdog(model, group, settings.options)
@@ -96,6 +102,9 @@ class Replica:
                 "ranks would train apart. Apply `model.optimizer`, an optimizer that is an attribute of the model, or "
                 "one from strategy.wrap_optimizer()."
             )
+        if self.group.size > 1 and not step.losses and has_sample_weight(batch.data) and not self._warned:
+            self._warned = True
+            warnings.warn(WEIGHS_BY_ITSELF, stacklevel=2)
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
         self.exchange.finish(step)
         return logs
@@ -135,6 +144,7 @@ class Replica:
 
         A sum counts as it is. A mean over valid entries, or by sample weights, counts by their share: V/sum(V).
         """
+        step.losses += 1
         if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum"):
             return 1.0
         whole = tf.math.divide_no_nan(tf.cast(step.total, loss.dtype), tf.cast(step.rows, loss.dtype))
@@ -303,6 +313,11 @@ class Replica:
 def as_batch(data: Any) -> Batch:
     """The batch that kerasdist shared out, or the rank's own data as one whose total is not known."""
     return data if isinstance(data, Batch) else Batch(data, rows_of(data), None, None)
+
+
+def has_sample_weight(data: Any) -> bool:
+    """Whether a batch is (x, y, sample_weight)."""
+    return isinstance(data, tuple) and len(data) == 3 and data[2] is not None
 
 
 def no_xla(model: Any, asked: bool = True) -> bool:

@@ -42,6 +42,7 @@ class Step:
         reduced: The tensors that collectives of this step gave.
         reductions: How often each averager was called.
         applied: How often an optimizer that averages was applied.
+        losses: How many of Keras' losses were reduced to a number in it.
         weighted: The averagers whose loss was multiplied by this rank's weight, until they are applied.
     """
 
@@ -51,6 +52,7 @@ class Step:
     reduced: list[Any] = dataclasses.field(default_factory=list)
     reductions: dict[str, int] = dataclasses.field(default_factory=dict)
     applied: int = 0
+    losses: int = 0
     weighted: set[str] = dataclasses.field(default_factory=set)
 
     def next_suffix(self, name: str) -> str:

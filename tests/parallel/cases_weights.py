@@ -98,6 +98,33 @@ def case_masks():
     return found
 
 
+def case_own_step_with_weights():
+    """WR-5: a train step that weighs samples out of sight, and one that uses Keras' loss: the warnings."""
+
+    class Weighs(keras.Model):
+        def train_step(self, data):
+            x, y, sample_weight = data
+            with tf.GradientTape() as tape:
+                if self.name == "hidden":
+                    loss = tf.reduce_sum(self(x) * sample_weight[:, None]) / tf.reduce_sum(sample_weight)
+                else:
+                    loss = self.compute_loss(x, y, self(x), sample_weight)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    found = {}
+    for name in ("hidden", "known"):
+        with own().scope():
+            inputs = keras.Input((1,))
+            model = Weighs(inputs, keras.layers.Dense(1)(inputs), name=name)
+            model.compile("sgd", "mse")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            fit(model, x=X, epochs=1, sample_weight=np.ones(len(X), "float32"))
+        found[name] = [str(w.message) for w in warned if "sample weights" in str(w.message)]
+    return found
+
+
 def summed(y_true, y_pred):
     return tf.reduce_sum(y_pred, axis=list(range(1, y_pred.shape.rank)))
 

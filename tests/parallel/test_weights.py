@@ -29,6 +29,12 @@ def test_missing_gradients(job):
             assert weights == near(-0.05, -0.05, 1.0), mode
 
 
+def test_own_step_with_weights(job):
+    for found in job.ranks("case_own_step_with_weights"):
+        assert len(found["hidden"]) == 1 and "calls none of Keras' losses" in found["hidden"][0]
+        assert found["known"] == []
+
+
 def test_masks(job):
     """WR-5, x = 1, 1, 1, 1 and 4, 4, with two entries that do not count beside them."""
     right = {"default": -0.15, "weighted": -0.2, "sum": -1.2}
