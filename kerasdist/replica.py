@@ -98,6 +98,8 @@ class Replica:
                 "one from strategy.wrap_optimizer()."
             )
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
+        with step.gated():
+            self.owner.tally.count_step()
         self.exchange.finish(step)
         return logs
 
