@@ -17,8 +17,9 @@ class Stats:
 
     Attributes:
         steps: Train steps that this strategy's or callback's models took.
-        sent_bytes: The bytes that this rank sent to others within train steps, envelopes not counted. They are counted
-            at the engine: those of other models that this process trained meanwhile are among them.
+        sent_bytes: The bytes that this rank sent to others within train steps; envelopes and the 24 bytes that begin a
+            step are not counted. They are counted at the engine: those of other models that this process trained
+            meanwhile are among them.
         sent_bytes_per_step: The same for one step; 0 before the first.
         overflows: How many finite values of this rank a cast to 16 bits made inf.
         compression: The compressor and its arguments.
