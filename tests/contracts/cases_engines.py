@@ -91,16 +91,20 @@ def case_compressors():
     """The mean of buckets of every length by every compressor, in its own convention."""
     group, found = engine.world(), {}
     for name, create in COMPRESSORS.items():
-        compressor = create()
+        compressor, values = create(), {}
         for dtype in inputs.FLOATS:
             for length in inputs.LENGTHS:
                 value = inputs.bucket(group.rank, length, dtype)
-                if compressor.takes_shares:
-                    value = value / np.asarray(group.size, dtype)
-                for mode in MODES:
-                    key = f"{name}.{dtype}.{length}.{mode}"
-                    mean = run(mode, lambda t, c=compressor, k=key: mean_of(c, t, k), value)
-                    found[name, dtype, length, mode] = mean
+                share = np.asarray(group.size if compressor.takes_shares else 1, dtype)
+                values[f"{dtype}.{length}"] = tf.constant(value / share)
+        for mode in MODES:
+
+            def means(tensors, compressor=compressor, prefix=f"{name}.{mode}"):
+                return {key: mean_of(compressor, flat, f"{prefix}.{key}") for key, flat in tensors.items()}
+
+            for key, mean in (means if mode == "eager" else tf.function(means))(values).items():
+                dtype, length = key.split(".")
+                found[name, dtype, int(length), mode] = np.asarray(mean)
     return found
 
 
