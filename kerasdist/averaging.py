@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasdist.buckets import Bucket, pack, plan_buckets, unpack
-from kerasdist.compression import Cast, Compressor
+from kerasdist.compression import Cast, Compressor, NoCompression
 from kerasdist.config import Settings
 from kerasdist.engine import Group
 
@@ -32,6 +33,9 @@ class Averager:
         self._settings = settings
         self._alone_bytes = settings.options.alone_kb * 2**10
         self._state: dict[str, dict[str, tf.Variable]] = {}
+        self._buckets: dict[str, Bucket] = {}  # whose state it is
+        self.counters: dict[str, tf.Variable] = {}
+        self._compared = False
 
     @property
     def compressor(self) -> Compressor:
@@ -41,7 +45,8 @@ class Averager:
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """What the compressor remembers on this rank, by the names of bucket and value. Made in the first call."""
-        return {f"{bucket}.{key}": v for bucket, state in self._state.items() for key, v in state.items()}
+        state = {f"{bucket}.{key}": v for bucket, state in self._state.items() for key, v in state.items()}
+        return {**state, **self.counters}
 
     def weight(self, rows: Any, total: Any, dtype: Any) -> Any:
         """The factor that a rank's mean gradient takes before it is averaged.
@@ -78,7 +83,9 @@ class Averager:
         packed = [tf.convert_to_tensor(tensors[position]) for position in dense]
         specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in packed]
         changes: list[tuple[tf.Variable, Any]] = []
-        for bucket in plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes):
+        buckets = plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes)
+        self._warn_if_more_is_sent(buckets)
+        for bucket in buckets:
             name = f"{self.name}{suffix}.bucket{bucket.index}"
             flat = packed[bucket.members[0]] if len(bucket.members) == 1 else pack(bucket, packed)
             reduced = self._mean(flat, bucket, name, changes)
@@ -105,15 +112,42 @@ class Averager:
         state = {key: variable.value() for key, variable in variables.items()}
         before = dict(state)
         mean = compressor.mean(tf.reshape(tensor, [-1]), bucket, group, name, state)
-        changes += [(variables[key], value) for key, value in state.items() if value is not before[key]]
+        for key, value in state.items():
+            if key in compressor.counters:
+                variables[key].assign(value)
+            elif value is not before[key]:
+                changes.append((variables[key], value))
         return tf.reshape(mean, tensor.shape)
 
     def _remembered(self, bucket: Bucket, name: str) -> dict[str, tf.Variable]:
-        if name not in self._state:
+        """The state of a bucket: anew where other tensors are in it than before, as after a layer was frozen."""
+        counters = self.compressor.counters
+        if self._buckets.get(name) != bucket:
             with tf.init_scope():
                 initial = self.compressor.initial_state(bucket)
-                self._state[name] = {k: tf.Variable(v, trainable=False, name=f"{name}.{k}") for k, v in initial.items()}
-        return self._state[name]
+                made = {k: tf.Variable(v, trainable=False, name=f"{name}.{k}") for k, v in initial.items()}
+            self._state[name] = {key: variable for key, variable in made.items() if key not in counters}
+            self._buckets[name] = bucket
+            for key in counters:
+                self.counters.setdefault(f"{name}.{key}", made[key])
+        return {**self._state[name], **{key: self.counters[f"{name}.{key}"] for key in counters}}
+
+    def _warn_if_more_is_sent(self, buckets: Sequence[Bucket]) -> None:
+        """Once: a compressor that sends more than no compression would is hardly what was wanted."""
+        if self._compared:
+            return
+        self._compared = True
+        compressor, workers = self.compressor, self.group.size
+        own = [compressor.sent_bytes(bucket, workers) for bucket in buckets]
+        sent = sum(size for size in own if size is not None)
+        dense = sum(NoCompression().sent_bytes(bucket, workers) for bucket in buckets)
+        if None not in own and sent > dense:
+            warnings.warn(
+                f"compression={compressor.name} sends more than no compression: {sent / 2**20:.3g} MiB a step from "
+                f"each of {workers} workers, and {dense / 2**20:.3g} MiB without. See the table in "
+                "docs/compression.md for what each sends.",
+                stacklevel=2,
+            )
 
     def _remember(self, changes: list[tuple[tf.Variable, Any]], means: list[Any]) -> None:
         """Keeps what compressors put into their state, if all means are finite: else the step counts for nothing."""

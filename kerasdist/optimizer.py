@@ -161,7 +161,12 @@ class DistributedApply:
         suffix = step.next_suffix(self.averager.name) if step is not None else ""
 
         def mean(gradients: Sequence[Any]) -> list[Any]:
+            scale = self._scale_on()
+            if scale is not None:
+                gradients = [keras_hooks.scale_gradient(one, 1.0 / tf.cast(scale, one.dtype)) for one in gradients]
             means = self.averager.average(gradients, suffix)
+            if scale is not None:
+                means = [one * tf.cast(scale, one.dtype) for one in means]
             return [one / self.averager.group.size for one in means] if self._divides else means
 
         applied = list(self.algorithm.gradients(present, self._updates(), mean))
@@ -169,6 +174,17 @@ class DistributedApply:
             step.reduced += applied
         averaged = iter(applied)
         return [None if g is None else next(averaged) for g in grads]
+
+    def _scale_on(self) -> Any:
+        """The loss scale that is on the gradients, if the compressor must not see it; else None.
+
+        It changes from step to step, and what was left unsent under one would be sent under another. Accumulated
+        gradients had theirs taken off by Keras.
+        """
+        wanted = self.averager.compressor.takes_unscaled and self.averager.group.size > 1
+        if not wanted or self._accumulates or not isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            return None
+        return tf.convert_to_tensor(self.optimizer.dynamic_scale)
 
     def _updates(self) -> Any:
         """The number of updates so far; the same on all ranks."""
@@ -233,6 +249,7 @@ def distribute_optimizer(optimizer: Any, group: Group, settings: Settings, owner
             f"{type(optimizer).__name__}"
         )
     averager = Averager(group, settings, f"optimizer{next(_numbers)}", shares=not algorithm.updates_locally)
+    owner.tally.watch(averager.counters)
     return DistributedApply(optimizer, averager, algorithm, owner)
 
 

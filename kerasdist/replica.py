@@ -106,6 +106,8 @@ class Replica:
             self._warned = True
             warnings.warn(WEIGHS_BY_ITSELF, stacklevel=2)
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
+        with step.gated():
+            self.owner.tally.count_step()
         self.exchange.finish(step)
         return logs
 

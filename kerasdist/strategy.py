@@ -14,6 +14,7 @@ from kerasdist.config import Options, Settings
 from kerasdist.engine.meeting import gather_json
 from kerasdist.optimizer import check_optimizer, distribute_optimizer, distributed_apply
 from kerasdist.scope import ScopedReplica
+from kerasdist.stats import Stats, Tally
 
 
 class DataParallelStrategy:
@@ -24,7 +25,8 @@ class DataParallelStrategy:
 
     Args:
         compression: What travels: None (default) the gradients' own dtype, ``"fp16"`` or ``"bf16"`` half of the bytes
-            with the sum in float32, or a ``kerasdist.compression.Compressor``.
+            with the sum in float32, ``"int8"``, ``"topk"`` or ``"powersgd"`` fewer, or a
+            ``kerasdist.compression.Compressor``.
         algorithm: What the workers share and when: None or ``"all_reduce"`` (default) the mean gradient of each step,
             or another ``kerasdist.algorithms.Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
@@ -64,6 +66,7 @@ class DataParallelStrategy:
         self._settings.algorithm.check(self._group.size)
         self._is_local = False
         self._drawn_seed: int | None = None
+        self.tally = Tally(self._group, self._settings)
         handshake.agree(self._settings.facts(), self._group)
         self._agree_on_seed()
 
@@ -120,6 +123,10 @@ class DataParallelStrategy:
             raise ValueError(f"rank {self.rank}: the optimizer {optimizer.name!r} is averaged already; wrap it once.")
         distribute_optimizer(optimizer, self._group, self._settings, self)
         return optimizer
+
+    def stats(self) -> Stats:
+        """What this rank has done since the strategy was made: steps, bytes sent, overflows. Not collective."""
+        return self.tally.stats()
 
     @property
     def is_local(self) -> bool:

@@ -9,6 +9,7 @@ from kerasdist.callbacks.agreement import Agreement
 from kerasdist.config import Options, Settings
 from kerasdist.optimizer import distributed_apply
 from kerasdist.replica import Replica, no_xla
+from kerasdist.stats import Stats, Tally
 
 
 class DistributedOptimizer(Agreement):
@@ -20,7 +21,7 @@ class DistributedOptimizer(Agreement):
     ``kerasdist.shard`` to share data out. Validation data not made by ``shard`` must be the same on all ranks.
 
     Args:
-        compression: None (default), ``"fp16"``, ``"bf16"`` or a ``Compressor``.
+        compression: None (default), ``"fp16"``, ``"bf16"``, ``"int8"``, ``"topk"``, ``"powersgd"`` or a ``Compressor``.
         algorithm: None or ``"all_reduce"`` (default), or another ``Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default), ``"horovod"`` or ``"local"``.
@@ -51,7 +52,9 @@ class DistributedOptimizer(Agreement):
             )
         self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard=False, options=options)
         self._had_xla = False
-        self._settings.algorithm.check(_start_engine(engine, options).size)
+        group = _start_engine(engine, options)
+        self._settings.algorithm.check(group.size)
+        self.tally = Tally(group, self._settings)
         super().__init__(replica=None)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -61,6 +64,10 @@ class DistributedOptimizer(Agreement):
         """Before ``fit`` reads its data: each rank's own part, padded to the steps of the longest rank. Collective."""
         if engine.size() > 1:
             data.take_training_data(call, engine.world(), self._settings)
+
+    def stats(self) -> Stats:
+        """What this rank has done since the callback was made: steps, bytes sent, overflows. Not collective."""
+        return self.tally.stats()
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model

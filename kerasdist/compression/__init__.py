@@ -7,14 +7,32 @@ from typing import Any
 
 from kerasdist.compression.base import Compressor
 from kerasdist.compression.cast import Cast
+from kerasdist.compression.int8 import Int8
 from kerasdist.compression.none import NoCompression
+from kerasdist.compression.powersgd import PowerSGD
+from kerasdist.compression.quantizer import Quantizer
+from kerasdist.compression.sparse import Threshold, TopK
 
-__all__ = ["COMPRESSORS", "Cast", "Compressor", "NoCompression", "get"]
+__all__ = [
+    "COMPRESSORS",
+    "Cast",
+    "Compressor",
+    "Int8",
+    "NoCompression",
+    "PowerSGD",
+    "Quantizer",
+    "Threshold",
+    "TopK",
+    "get",
+]
 
 COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     "none": NoCompression,
     "fp16": lambda: Cast("float16"),
     "bf16": lambda: Cast("bfloat16"),
+    "int8": Int8,
+    "topk": TopK,
+    "powersgd": PowerSGD,
 }
 
 
@@ -22,7 +40,7 @@ def get(identifier: Any) -> Compressor:
     """Returns the compressor that ``compression=identifier`` means.
 
     Args:
-        identifier: None, ``"none"``, ``"fp16"``, ``"bf16"`` or a ``Compressor``.
+        identifier: None, a name in ``COMPRESSORS`` (with its defaults), or a ``Compressor``.
 
     Raises:
         ValueError: Unknown name.

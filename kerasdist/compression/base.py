@@ -21,16 +21,30 @@ class Compressor(abc.ABC):
         takes_shares: Whether ``mean`` is given addends, already divided by the number of workers, so that it only
             has to sum. That division costs nothing when it is folded into the loss, but makes values smaller before
             a cast.
-        remembers: Whether ``initial_state`` gives anything. Sparse gradients are then made dense.
+        remembers: Whether what ``mean`` remembers changes later means. Sparse gradients are then made dense.
+        takes_unscaled: Whether values must be of the gradients' own size, so that a loss scale is taken off before
+            ``mean`` and put on again after it: what was left unsent under one scale must not be sent under another.
+        counters: The names in the state that only count. They are kept in every step, also in one that is skipped.
     """
 
     name: str
     takes_shares: bool = False
     remembers: bool = False
+    takes_unscaled: bool = False
+    counters: tuple[str, ...] = ()
 
     def initial_state(self, bucket: Bucket) -> dict[str, Any]:
         """What is remembered of a bucket: arrays by name, of the shape and dtype that they keep. Default: nothing."""
         return {}
+
+    def sent_bytes(self, bucket: Bucket, workers: int) -> float | None:
+        """The bytes that each worker sends to average a bucket once. Default: None, it depends on the data.
+
+        Args:
+            bucket: What is averaged.
+            workers: The number of workers.
+        """
+        return None
 
     @abc.abstractmethod
     def mean(self, flat: Any, bucket: Bucket, group: Group, name: str, state: MutableMapping[str, Any]) -> Any:
@@ -43,8 +57,13 @@ class Compressor(abc.ABC):
             name: Name of the collective; more collectives may be named after it.
             state: Tensors by name: those of ``initial_state`` at first, then what the last step put there. What is
                 put there is kept only if the means of all buckets of the step are finite: otherwise a loss scale
-                skips the step on all ranks, and what was sent in it is lost.
+                skips the step on all ranks, and what was sent in it is lost. ``counters`` are always kept.
 
         Returns:
             Tensor of shape (n,) and the dtype of ``flat``, the same bits on every rank.
         """
+
+
+def ring_bytes(count: int, item_bytes: int, workers: int) -> float:
+    """What each worker sends of ``count`` items in a ring all-reduce, or in an all-to-all and an all-gather."""
+    return 2 * (workers - 1) / workers * count * item_bytes

@@ -1,7 +1,5 @@
 """Half precision on the wire, float32 in the sum.
 
-Each rank receives its part of the bucket from all ranks (all-to-all), averages it in float32 and sends the result to
-all (all-gather): the bytes of a ring all-reduce in half precision, and two roundings however many workers there are.
 Horovod's own fp16 rounds at each hop, overflows in the sum, and knows no bfloat16.
 
 Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collectives.
@@ -9,49 +7,87 @@ Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collecti
 
 from __future__ import annotations
 
-import functools
 from collections.abc import MutableMapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasdist.buckets import Bucket
-from kerasdist.compression.base import Compressor
+from kerasdist.compression.quantizer import Quantizer
+from kerasdist.config import one_of
 from kerasdist.engine import Group
 
+SHORT = {"float16": "fp16", "bfloat16": "bf16"}
 
-class Cast(Compressor):
+
+class Cast(Quantizer):
     """Casts to a 16-bit type for the wire.
 
     Values above the type's largest (65504 for fp16) become inf, as Keras' loss scaling expects; the smallest fp16
-    value that survives is 2**-24. bfloat16 has the range of float32 and 8 significant bits.
+    value that survives is 2**-24. bfloat16 has the range of float32 and 8 significant bits. Values that were finite
+    and became inf are counted on the rank that sent them (``strategy.stats().overflows``).
+
+    Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collectives. ``overflow="float32"``: one
+    look at all values and one more collective, of 4 bytes, before the two.
 
     Args:
         dtype: ``"float16"`` or ``"bfloat16"``.
+        overflow: ``"inf"`` (default), or ``"float32"``: where a value of any rank would become inf, this bucket
+            travels in float32 in this step, on all ranks.
+
+    Raises:
+        ValueError: An argument is none of these.
     """
 
-    def __init__(self, dtype: str) -> None:
+    counters = ("overflows",)
+    item = 2
+
+    def __init__(self, dtype: str, overflow: str = "inf") -> None:
+        one_of("dtype", dtype, tuple(SHORT))
+        one_of("overflow", overflow, ("inf", "float32"))
         self._dtype = tf.dtypes.as_dtype(dtype)
-        self.name = {"float16": "fp16", "bfloat16": "bf16"}[dtype]
+        self._falls_back = overflow == "float32"
+        self.name = SHORT[dtype] + ("(overflow='float32')" if self._falls_back else "")
+
+    def initial_state(self, bucket: Bucket) -> dict[str, Any]:
+        return {"overflows": np.zeros((), "int64")}
 
     def mean(self, flat: Any, bucket: Bucket, group: Group, name: str, state: MutableMapping[str, Any]) -> Any:
         if group.size == 1:
             return flat
-        count = flat.shape[0]
-        each, rest = count // group.size, count % group.size
-        splits = tf.stack([each + tf.cast(k < rest, tf.int32) for k in range(group.size)])
-        parts = group.all_to_all(self._encode(flat), splits, f"{name}.scatter")
-        # One after another: a reduction over the first axis of a matrix takes twice as long.
-        summed = functools.reduce(tf.add, [self._decode(part) for part in tf.split(parts, group.size)])
-        mean = summed * (1.0 / group.size)
-        whole = group.all_gather(self._encode(mean), f"{name}.gather")
-        return tf.ensure_shape(tf.cast(self._decode(whole), flat.dtype), flat.shape)
+        wire, count = self.encode(flat), flat.shape[0]
 
-    def _encode(self, tensor: Any) -> Any:
-        """16 bits that Horovod can carry."""
-        half = tf.cast(tensor, self._dtype)
+        def in_halves() -> Any:
+            return self.decode(self._exchange(wire, count, group, name), count)
+
+        if self._falls_back:
+            overflows = self._overflows(flat, wire)
+            anywhere = group.all_reduce(tf.cast(overflows > 0, tf.float32), "max", f"{name}.overflow")
+            in_full = lambda: group.all_reduce(tf.cast(flat, tf.float32), "mean", f"{name}.float32")  # noqa: E731
+            mean = tf.ensure_shape(tf.cond(anywhere > 0, in_full, in_halves), flat.shape)
+        else:
+            mean = in_halves()
+            # Who sent what is looked up only where inf came out.
+            finite = tf.reduce_all(tf.math.is_finite(mean))
+            overflows = tf.cond(finite, lambda: tf.constant(0, tf.int64), lambda: self._overflows(flat, wire))
+        if "overflows" in state:
+            state["overflows"] += overflows
+        return tf.cast(mean, flat.dtype)
+
+    def encode(self, flat: Any) -> Any:
+        """16 bits that Horovod can carry: it knows no bfloat16."""
+        half = tf.cast(flat, self._dtype)
         return tf.bitcast(half, tf.uint16) if self._dtype == tf.bfloat16 else half
 
-    def _decode(self, wire: Any) -> Any:
+    def decode(self, wire: Any, count: int) -> Any:
         half = tf.bitcast(wire, tf.bfloat16) if self._dtype == tf.bfloat16 else wire
         return tf.cast(half, tf.float32)
+
+    def wire_items(self, count: int) -> int:
+        return count
+
+    def _overflows(self, flat: Any, wire: Any) -> Any:
+        """How many of this rank's values are finite and inf on the wire."""
+        infinite = tf.math.is_inf(self.decode(wire, flat.shape[0]))
+        return tf.math.count_nonzero(tf.logical_and(infinite, tf.math.is_finite(flat)))

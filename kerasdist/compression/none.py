@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-from kerasdist.buckets import Bucket
-from kerasdist.compression.base import Compressor
+from kerasdist.buckets import ITEM_BYTES, Bucket
+from kerasdist.compression.base import Compressor, ring_bytes
 from kerasdist.engine import Group
 
 
@@ -15,6 +15,9 @@ class NoCompression(Compressor):
 
     name = "none"
     takes_shares = True
+
+    def sent_bytes(self, bucket: Bucket, workers: int) -> float:
+        return ring_bytes(bucket.size, ITEM_BYTES[bucket.dtype], workers)
 
     def mean(self, flat: Any, bucket: Bucket, group: Group, name: str, state: MutableMapping[str, Any]) -> Any:
         return group.all_reduce(flat, "sum", name)

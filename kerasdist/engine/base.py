@@ -27,7 +27,7 @@ class Group(abc.ABC):
         """The bytes that this rank has sent to others within training steps, since the engine started.
 
         Of a reduction those of a ring, 2 (P-1)/P times the tensor; of a gathering, P-1 times the rank's own; of an
-        all-to-all, what goes to others. Envelopes and negotiation are not counted.
+        all-to-all, what goes to others. Envelopes, negotiation and the exchange that begins a step are not counted.
         """
         return 0
 

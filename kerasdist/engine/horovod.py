@@ -61,7 +61,6 @@ class HorovodGroup(Group):
             return self._hvd.broadcast(tensor, root_rank=root, name=name, ignore_name_scope=True)
 
     def exchange(self, row: Any) -> Any:
-        self._count(row, self.size - 1)
         return self._exchange(row)
 
     def _count(self, tensor: Any, factor: Any) -> None:

@@ -4,4 +4,5 @@ import kerasdist
 
 kerasdist.init("horovod")
 
+from tests.contracts.cases_compressors import *  # noqa: E402, F403
 from tests.contracts.cases_engines import *  # noqa: E402, F403

@@ -23,6 +23,22 @@ def bucket(rank: int, length: int, dtype: str) -> np.ndarray:
     return (rng.normal(size=length) * 10.0 ** rng.uniform(-2, 3, length)).astype(dtype)
 
 
+# Of a small model's gradients: two that are matrices to PowerSGD, and two that are not.
+TENSORS = ((12, 10), (3, 3, 4, 5), (7,), ())
+STEPS = 20
+
+
+def gradients(rank: int, step: int, dtype: str) -> list[np.ndarray]:
+    """One step's gradients: a part that all ranks and steps share, and noise; no rank like another."""
+    common, own = np.random.default_rng(0), np.random.default_rng([rank, step])
+    return [np.asarray(common.normal(size=s) + own.normal(size=s), dtype) for s in TENSORS]
+
+
+def flat(tensors: list[np.ndarray]) -> np.ndarray:
+    """Tensors as they lie in a bucket: the last one first."""
+    return np.concatenate([np.ravel(tensor) for tensor in reversed(tensors)])
+
+
 def rows_to_gather(rank: int, dtype: str, least: int) -> np.ndarray:
     """``rank + least`` rows of two: with 0, rank 0 has none."""
     rows = rank + least

@@ -19,7 +19,7 @@ LAYERS = (
     ("exchange", "handshake", "prediction", "watchdog"),
     ("data", "optimizer", "saving"),
     ("algorithms",),
-    ("averaging", "metrics", "helpers", "normalization", "schedules"),
+    ("averaging", "metrics", "helpers", "normalization", "schedules", "stats"),
     ("compression",),
     ("engine",),
     ("engine_build",),
