@@ -61,7 +61,7 @@ class DataParallelStrategy:
     ) -> None:
         self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard, global_batch, options)
         self._group = _start(engine, self._settings.options)
-        self._settings.algorithm.check(self._group.size)
+        self._settings.algorithm.check(self._group.size, self._settings.compressor)
         self._is_local = False
         handshake.agree(self._settings.facts(), self._group)
         self._agree_on_seed()

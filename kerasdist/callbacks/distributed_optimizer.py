@@ -51,7 +51,7 @@ class DistributedOptimizer(Agreement):
             )
         self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard=False, options=options)
         self._had_xla = False
-        self._settings.algorithm.check(_start_engine(engine, options).size)
+        self._settings.algorithm.check(_start_engine(engine, options).size, self._settings.compressor)
         super().__init__(replica=None)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:

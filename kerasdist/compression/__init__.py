@@ -8,8 +8,9 @@ from typing import Any
 from kerasdist.compression.base import Compressor
 from kerasdist.compression.cast import Cast
 from kerasdist.compression.none import NoCompression
+from kerasdist.compression.quantizer import Quantizer
 
-__all__ = ["COMPRESSORS", "Cast", "Compressor", "NoCompression", "get"]
+__all__ = ["COMPRESSORS", "Cast", "Compressor", "NoCompression", "Quantizer", "get"]
 
 COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     "none": NoCompression,

@@ -16,11 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist.buckets import Bucket
-from kerasdist.compression.base import Compressor
+from kerasdist.compression.quantizer import Quantizer
 from kerasdist.engine import Group
 
 
-class Cast(Compressor):
+class Cast(Quantizer):
     """Casts to a 16-bit type for the wire.
 
     Values above the type's largest (65504 for fp16) become inf, as Keras' loss scaling expects; the smallest fp16
@@ -40,18 +40,18 @@ class Cast(Compressor):
         count = flat.shape[0]
         each, rest = count // group.size, count % group.size
         splits = tf.stack([each + tf.cast(k < rest, tf.int32) for k in range(group.size)])
-        parts = group.all_to_all(self._encode(flat), splits, f"{name}.scatter")
+        parts = group.all_to_all(self.encode(flat), splits, f"{name}.scatter")
         # One after another: a reduction over the first axis of a matrix takes twice as long.
-        summed = functools.reduce(tf.add, [self._decode(part) for part in tf.split(parts, group.size)])
+        summed = functools.reduce(tf.add, [self.decode(part, part.shape[0]) for part in tf.split(parts, group.size)])
         mean = summed * (1.0 / group.size)
-        whole = group.all_gather(self._encode(mean), f"{name}.gather")
-        return tf.ensure_shape(tf.cast(self._decode(whole), flat.dtype), flat.shape)
+        whole = group.all_gather(self.encode(mean), f"{name}.gather")
+        return tf.ensure_shape(tf.cast(self.decode(whole, count), flat.dtype), flat.shape)
 
-    def _encode(self, tensor: Any) -> Any:
+    def encode(self, flat: Any) -> Any:
         """16 bits that Horovod can carry."""
-        half = tf.cast(tensor, self._dtype)
+        half = tf.cast(flat, self._dtype)
         return tf.bitcast(half, tf.uint16) if self._dtype == tf.bfloat16 else half
 
-    def _decode(self, wire: Any) -> Any:
+    def decode(self, wire: Any, count: int) -> Any:
         half = tf.bitcast(wire, tf.bfloat16) if self._dtype == tf.bfloat16 else wire
         return tf.cast(half, tf.float32)
