@@ -63,8 +63,8 @@ class References:
 
 
 def values(variables: Sequence[Any]) -> list[Any]:
-    """The present values of Keras' or TensorFlow's variables."""
-    return [tf.convert_to_tensor(getattr(variable, "value", variable)) for variable in variables]
+    """The present values of Keras' variables."""
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
 def loses(compressor: Compressor) -> bool:
