@@ -26,7 +26,7 @@ class DataParallelStrategy:
         compression: What travels: None (default) the gradients' own dtype, ``"fp16"`` or ``"bf16"`` half of the bytes
             with the sum in float32, or a ``kerasdist.compression.Compressor``.
         algorithm: What the workers share and when: None or ``"all_reduce"`` (default) the mean gradient of each step,
-            or another ``kerasdist.algorithms.Algorithm``.
+            ``"hierarchical"`` the same in two levels, or a ``kerasdist.algorithms.Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default: Horovod if a launcher started several processes, else one process), ``"horovod"``
             or ``"local"``.

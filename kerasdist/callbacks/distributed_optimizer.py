@@ -21,7 +21,7 @@ class DistributedOptimizer(Agreement):
 
     Args:
         compression: None (default), ``"fp16"``, ``"bf16"`` or a ``Compressor``.
-        algorithm: None or ``"all_reduce"`` (default), or another ``Algorithm``.
+        algorithm: None or ``"all_reduce"`` (default), ``"hierarchical"``, or an ``Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default), ``"horovod"`` or ``"local"``.
         options: The rarer options.

@@ -143,10 +143,10 @@ def case_callback():
     return found
 
 
-def direct(algorithm, compression, values, step):
+def direct(name, algorithm, compression, values, step):
     """What the ranks hold after the communication that follows one update, from given values."""
     settings = Settings.create(compression, algorithm)
-    averager = Averager(GROUP_OF_ALL, settings, f"direct {algorithm.name}", shares=False)
+    averager = Averager(GROUP_OF_ALL, settings, f"direct.{name}", shares=False)
     before, after = values
     variable = keras.Variable(before, dtype="float64")
     algorithm.start([variable], averager)
@@ -168,7 +168,7 @@ def case_small_changes_of_large_values():
     for name, algorithm in {
         "local": LocalSGD(2), "partial": PartialSync(), "slowmo": SlowMo(LocalSGD(2), 0.5),
     }.items():  # fmt: skip
-        found[name] = direct(algorithm, "fp16", (before, after), 2)
+        found[name] = direct(name, algorithm, "fp16", (before, after), 2)
     return found
 
 
@@ -178,7 +178,7 @@ def case_rounding_keeps_the_mean():
     algorithms = {"groups": GroupAllReduce(GROUP)}
     if SIZE > 1:
         algorithms |= {"ring": Gossip("ring"), "exponential": Gossip("exponential")}
-    return {name: (value, direct(one, "fp16", (value, value), 1)) for name, one in algorithms.items()}
+    return {name: (value, direct(f"mean.{name}", one, "fp16", (value, value), 1)) for name, one in algorithms.items()}
 
 
 def case_subgroup():
