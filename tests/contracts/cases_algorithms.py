@@ -28,6 +28,7 @@ RUNS = {
     "local warmup": (LocalSGD(3, 5, average_at_epoch_end=False), None, 0.875),
     "slowmo": (SlowMo(LocalSGD(3, 5, average_at_epoch_end=False), 0.6, 0.9), None, 0.875),
     "hierarchical": (Hierarchical(GROUP), None, 0.875),
+    "one host": ("hierarchical", None, 0.875),
     "groups": (GroupAllReduce(GROUP, seed=3, average_at_epoch_end=False), None, 0.875),
     "accumulated": (LocalSGD(2, average_at_epoch_end=False), None, 0.875, 2),
     "every 1": (LocalSGD(1), None, 0.0),

@@ -42,6 +42,7 @@ def expected(name, size):
         "local warmup": lambda: sim.local(size, 0.875, every=3, warmup=5),
         "slowmo": lambda: sim.slowmo(size, 0.875, every=3, slow=0.6, rate=0.9, warmup=5),
         "hierarchical": lambda: sim.all_reduce(size, 0.875),
+        "one host": lambda: sim.all_reduce(size, 0.875),
         "groups": lambda: sim.groups(size, 0.875, schedule(size, 3, 32)),
         "accumulated": lambda: sim.accumulated(size, 0.875, every=2),
         "every 1": lambda: sim.all_reduce(size, 0.0),
@@ -52,8 +53,8 @@ def expected(name, size):
 
 
 RUNS = (
-    "all_reduce", "partial", "local", "local warmup", "slowmo", "hierarchical", "groups", "accumulated", "every 1",
-    "group of all", "gossip ring", "gossip exponential",
+    "all_reduce", "partial", "local", "local warmup", "slowmo", "hierarchical", "one host", "groups", "accumulated",
+    "every 1", "group of all", "gossip ring", "gossip exponential",
 )  # fmt: skip
 
 
