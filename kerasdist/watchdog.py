@@ -48,7 +48,8 @@ class Watchdog:
             RankMismatchError: On every rank, if they differ and ``on_divergence`` is ``"raise"``.
         """
         variables = self._compared()
-        sums = np.array([int(_bits(variable.value)) for variable in variables], np.int64)
+        # Tensors, not variables: of a variable TensorFlow would trace one function for all shapes, and sum wrongly.
+        sums = np.array([int(_bits(tf.convert_to_tensor(variable.value))) for variable in variables], np.int64)
         every = np.asarray(self._group.all_gather(sums[None], "the watchdog"))
         differing = np.nonzero((every != every[0]).any(axis=0))[0]
         if not differing.size:
