@@ -81,9 +81,8 @@ class Averager:
                 averaged[position] = self._mean_of_rows(tensor, f"{self.name}{suffix}.rows{position}")
         dense = [position for position, mean in enumerate(averaged) if mean is None]
         packed = [tf.convert_to_tensor(tensors[position]) for position in dense]
-        specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in packed]
         changes: list[tuple[tf.Variable, Any]] = []
-        buckets = plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes)
+        buckets = self.plan(packed)
         self._warn_if_more_is_sent(buckets)
         for bucket in buckets:
             name = f"{self.name}{suffix}.bucket{bucket.index}"
@@ -94,6 +93,11 @@ class Averager:
                 averaged[dense[member]] = part
         self._remember(changes, averaged)
         return averaged
+
+    def plan(self, tensors: Sequence[Any]) -> tuple[Bucket, ...]:
+        """The buckets in which dense tensors travel."""
+        specs = [(tuple(tensor.shape), tensor.dtype.name) for tensor in tensors]
+        return plan_buckets(specs, self._settings.bucket_mb * 2**20, self._alone_bytes)
 
     def _mean(self, tensor: Any, bucket: Bucket, name: str, changes: list[tuple[tf.Variable, Any]]) -> Any:
         """The group mean of a bucket; a tensor that travels alone keeps its shape where nothing must be flat.

@@ -115,6 +115,16 @@ def positive_integer(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a whole number above 0. Received: {name}={value!r}")
 
 
+def natural_number(name: str, value: Any) -> None:
+    """Refuses what is not a whole number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(
+            f"`{name}` must be a whole number, 0 or more. Received: {name}={value!r} of type {type(value).__name__}"
+        )
+    if value < 0:
+        raise ValueError(f"`{name}` must be a whole number, 0 or more. Received: {name}={value!r}")
+
+
 def boolean(name: str, value: Any) -> None:
     """Refuses what is not a bool."""
     if not isinstance(value, bool):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import engine, keras_hooks
-from kerasdist.engine import Group
+from kerasdist.engine import Group, meeting
 from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
 
@@ -124,6 +124,18 @@ def send_variables(variables: list[Any], group: Group, root: int = 0) -> None:
         part = received[start : start + value.nbytes]
         variable.assign(part.view(value.dtype).reshape(value.shape))
         start += value.nbytes
+
+
+def average_variables(variables: list[Any], group: Group, name: str) -> None:
+    """Assigns the mean over the ranks, computed in the variables' own precision, or float32. Collective."""
+    if group.size == 1 or not variables:
+        return
+    meeting.meet(group, name)
+    with meeting.apart():
+        for position, variable in enumerate(variables):
+            value = tf.convert_to_tensor(variable.value)
+            wide = tf.cast(value, tf.float32) if value.dtype.size < 4 else value
+            variable.assign(tf.cast(group.all_reduce(wide, "mean", f"{name}.{position}"), value.dtype))
 
 
 @contextlib.contextmanager

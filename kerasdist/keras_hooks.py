@@ -291,6 +291,14 @@ def state_of_all_ranks(optimizer: Any) -> list[Any]:
     return [variable for variable in optimizer.variables if id(variable) not in shares]
 
 
+def floating_state(optimizer: Any) -> list[Any]:
+    """What an optimizer keeps of past gradients and variables: not its rate, counter or accumulated gradients."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    state = [variable for variable in state_of_all_ranks(optimizer) if variable is not rate]
+    return [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
+
+
 def initial_epoch(model: Any) -> int | None:
     """The epoch that ``BackupAndRestore`` asks ``fit`` to start from."""
     return model._initial_epoch

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +53,7 @@ class DistributedApply:
         self.algorithm = algorithm
         self.owner = owner
         self._loss_scaled = False
+        self._started = False
         self._present: dict[int, np.ndarray] = {}  # by call within a step: which gradients some rank has
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
@@ -70,6 +72,19 @@ class DistributedApply:
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         keras_hooks.unpatch(self.optimizer)
         keras_hooks.unpatch(inner)
+
+    def start(self) -> None:
+        """Begins a training from the present values, the same on all ranks. Collective; nothing if nothing is built."""
+        if self.optimizer.built:
+            self._started = True
+            with tf.init_scope():
+                self.algorithm.start(keras_hooks.optimized_variables(self.optimizer), self.averager)
+
+    def own_state(self) -> tuple[list[Any], list[Any]]:
+        """What differs on each rank by design: variables, and floating state of the optimizer."""
+        if not (self.algorithm.updates_locally and self.optimizer.built):
+            return [], []
+        return keras_hooks.optimized_variables(self.optimizer), keras_hooks.floating_state(self.optimizer)
 
     def scale_loss(self, loss: Any) -> Any:
         """Keras' own loss scale, times this rank's weight: so the gradients come weighted without a copy of them."""
@@ -96,6 +111,8 @@ class DistributedApply:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             keras_hooks.build_optimizer(self.optimizer, trainable_variables)
+        if not self._started:
+            self.start()
         with step.gated() if step is not None else contextlib.nullcontext():
             if not self._loss_scaled:
                 grads = [None if g is None else keras_hooks.scale_gradient(g, self._weight(g.dtype)) for g in grads]
@@ -107,6 +124,9 @@ class DistributedApply:
             type(self.optimizer).apply(self.optimizer, grads, trainable_variables)
             if self.algorithm.updates_locally:
                 self._share_variables(before)
+                if step is not None:
+                    # Read behind the update, so that the step is done only when they were shared.
+                    step.reduced += [tf.convert_to_tensor(v.value) for v in self.own_state()[0]]
 
     def clip(self, grads: Any) -> Any:
         """Averages the gradients accumulated over k passes, then clips them."""
@@ -248,6 +268,7 @@ def distribute_optimizer(optimizer: Any, group: Group, settings: Settings, owner
             f"(mixed_bfloat16), or use algorithm='all_reduce'. Received: the optimizer {optimizer.name!r} of type "
             f"{type(optimizer).__name__}"
         )
+    settings = dataclasses.replace(settings, compressor=algorithm.compressor_for(settings.compressor))
     averager = Averager(group, settings, f"optimizer{next(_numbers)}", shares=not algorithm.updates_locally)
     owner.tally.watch(averager.counters)
     return DistributedApply(optimizer, averager, algorithm, owner)

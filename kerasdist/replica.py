@@ -21,10 +21,10 @@ from kerasdist.data.shared import rows_of
 from kerasdist.engine import Group, meeting
 from kerasdist.engine.meeting import gather_json
 from kerasdist.exchange import StepExchange
-from kerasdist.helpers import send_variables
+from kerasdist.helpers import average_variables, send_variables
 from kerasdist.metrics import average_layer_state, check_equal_states, mean_logs, sum_states
 from kerasdist.normalization import synchronized
-from kerasdist.optimizer import distribute_optimizer, distributed_apply
+from kerasdist.optimizer import DistributedApply, distribute_optimizer, distributed_apply
 from kerasdist.step import Batch, Step, step_scope
 from kerasdist.watchdog import Watchdog
 
@@ -188,10 +188,8 @@ class Replica:
         """Keras' train function, which before its first step of a ``fit`` makes the ranks agree."""
         model = self.model
         if model.train_function is None or force:
-            for optimizer in keras_hooks.own_optimizers(model):
-                applied = distributed_apply(optimizer)
-                if applied is not None:
-                    applied.forget()
+            for applied in self._averaged():
+                applied.forget()
         keras_hooks.plain(model, "make_train_function")(force=force)
         function = model.train_function
         if getattr(function, "prepares", None) is self:
@@ -223,6 +221,8 @@ class Replica:
             v for optimizer in keras_hooks.own_optimizers(model) for v in keras_hooks.state_of_all_ranks(optimizer)
         ]
         send_variables([*model.weights, *optimizer_variables], self.group)
+        for applied in self._averaged():
+            applied.start()
         self._fold_seeds()
         self.exchange.prepare()
         self.ready = True
@@ -237,6 +237,7 @@ class Replica:
             keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
         if self._same_weights():
             return
+        self._average_variables(self._averaged())
         average_layer_state(model, self.group)
         if not self._same_weights():
             warnings.warn(
@@ -276,17 +277,42 @@ class Replica:
         if self.group.size == 1 or self._alone:
             return own(logs)
         name = "val_loss" if self.evaluating else "loss"  # what one looks for where ranks wait at different places
-        if self.evaluating and not self.shares_validation:
+        if self.evaluating and not self.shares_validation and not self._may_differ():
             check_equal_states(self.model, self.group, name)
         else:
             if not self.evaluating:
                 self.exchange.leave()
+                self._average_variables(self._averaged_at_epoch_end())
                 average_layer_state(self.model, self.group)
             sum_states(self.model, self.group, name)
         answer = own(logs)
         if answer is logs:
             return mean_logs(logs, self._last_rows, self.group)
         return answer
+
+    def end_training(self) -> None:
+        """What ranks updated alone becomes one at the end of ``fit``, the optimizer's state too. Collective."""
+        for applied in self._averaged_at_epoch_end():
+            variables, state = applied.own_state()
+            # Keras has just put the moving averages of the rank's own variables in place, where it keeps them.
+            moved = variables if getattr(applied.optimizer, "use_ema", False) else []
+            average_variables([*moved, *state], self.group, f"{applied.averager.name}.end")
+
+    def _averaged(self) -> list[DistributedApply]:
+        found = [distributed_apply(optimizer) for optimizer in keras_hooks.own_optimizers(self.model)]
+        return [applied for applied in found if applied is not None]
+
+    def _averaged_at_epoch_end(self) -> list[DistributedApply]:
+        return [applied for applied in self._averaged() if applied.algorithm.average_at_epoch_end]
+
+    def _may_differ(self) -> bool:
+        """Whether ranks hold different variables by design while they validate."""
+        local = [applied for applied in self._averaged() if applied.algorithm.updates_locally]
+        return any(not applied.algorithm.average_at_epoch_end for applied in local)
+
+    def _average_variables(self, which: list[DistributedApply]) -> None:
+        for applied in which:
+            average_variables(applied.own_state()[0], self.group, f"{applied.averager.name}.epoch_end")
 
     def should_evaluate(self, *args: Any) -> bool:
         """Keras' own answer, but for a training that SIGTERM ends."""

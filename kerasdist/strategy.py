@@ -28,7 +28,7 @@ class DataParallelStrategy:
             with the sum in float32, ``"int8"``, ``"topk"`` or ``"powersgd"`` fewer, or a
             ``kerasdist.compression.Compressor``.
         algorithm: What the workers share and when: None or ``"all_reduce"`` (default) the mean gradient of each step,
-            or another ``kerasdist.algorithms.Algorithm``.
+            ``"hierarchical"`` the same in two levels, or a ``kerasdist.algorithms.Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default: Horovod if a launcher started several processes, else one process), ``"horovod"``
             or ``"local"``.
@@ -63,7 +63,7 @@ class DataParallelStrategy:
     ) -> None:
         self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard, global_batch, options)
         self._group = _start(engine, self._settings.options)
-        self._settings.algorithm.check(self._group.size)
+        self._settings.algorithm.check(self._group.size, self._settings.compressor)
         self._is_local = False
         self._drawn_seed: int | None = None
         self.tally = Tally(self._group, self._settings)

@@ -18,6 +18,7 @@ from kerasdist.config import Options
 from kerasdist.engine import Group, meeting
 from kerasdist.errors import RankMismatchError
 from kerasdist.helpers import send_variables
+from kerasdist.optimizer import distributed_apply
 
 
 class Watchdog:
@@ -46,8 +47,9 @@ class Watchdog:
         Raises:
             RankMismatchError: On every rank, if they differ and ``on_divergence`` is ``"raise"``.
         """
-        variables = keras_hooks.replicated_variables(self._model)
-        sums = np.asarray(_sums([variable.value for variable in variables]))
+        variables = self._compared()
+        # Tensors, not variables, of which TensorFlow would trace one function for all shapes, and sum wrongly.
+        sums = np.asarray(_sums([tf.convert_to_tensor(variable.value) for variable in variables]))
         every = np.asarray(self._group.all_gather(sums[None], "the watchdog"))
         differing = np.nonzero((every != every[0]).any(axis=0))[0]
         if not differing.size:
@@ -68,6 +70,15 @@ class Watchdog:
             message += " Those of rank 0 are taken."
             send_variables(variables, self._group)
         warnings.warn(message, stacklevel=2)
+
+    def _compared(self) -> list[Any]:
+        """What all ranks must hold alike: not what an algorithm updates on each rank alone."""
+        own: set[int] = set()
+        for optimizer in keras_hooks.own_optimizers(self._model):
+            applied = distributed_apply(optimizer)
+            for part in applied.own_state() if applied is not None else ():
+                own |= {id(variable) for variable in part}
+        return [variable for variable in keras_hooks.replicated_variables(self._model) if id(variable) not in own]
 
 
 @tf.function

@@ -7,11 +7,31 @@ from typing import Any
 
 from kerasdist.algorithms.all_reduce import AllReduce
 from kerasdist.algorithms.base import Algorithm
+from kerasdist.algorithms.gossip import Gossip, mixing_matrix, spectral_gap
+from kerasdist.algorithms.groups import GroupAllReduce
+from kerasdist.algorithms.hierarchical import Hierarchical
+from kerasdist.algorithms.local_sgd import LocalSGD
+from kerasdist.algorithms.partial_sync import PartialSync
+from kerasdist.algorithms.slowmo import SlowMo
 
-__all__ = ["ALGORITHMS", "Algorithm", "AllReduce", "get"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AllReduce",
+    "Gossip",
+    "GroupAllReduce",
+    "Hierarchical",
+    "LocalSGD",
+    "PartialSync",
+    "SlowMo",
+    "get",
+    "mixing_matrix",
+    "spectral_gap",
+]
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "all_reduce": AllReduce,
+    "hierarchical": Hierarchical,
 }
 
 

@@ -6,7 +6,10 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from kerasdist.averaging import Averager
+from kerasdist.compression import Compressor
 
 
 class Algorithm(abc.ABC):
@@ -24,19 +27,41 @@ class Algorithm(abc.ABC):
         updates_locally: Whether a rank applies gradients that other ranks have not seen, so that replicas differ by
             design. Its gradients then have the size of a mean, weighted by n P / B (n of the step's B samples, P
             workers), and it must not stand inside of a loss scale, whose branch is each rank's own.
+        average_at_epoch_end: Whether replicas that differ by design are averaged at the end of each epoch, before
+            validation and before callbacks save.
     """
 
     name: str
     updates_locally: bool = False
+    average_at_epoch_end: bool = False
 
-    def check(self, size: int) -> None:
-        """Refuses what cannot work on so many workers.
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """What it keeps from step to step, by name."""
+        return {}
+
+    def check(self, size: int, compressor: Compressor) -> None:
+        """Refuses what cannot work on so many workers, or with this compressor.
 
         Args:
             size: The number of workers.
+            compressor: How buckets are to be averaged.
 
         Raises:
             ValueError: It cannot.
+        """
+        return None
+
+    def compressor_for(self, compressor: Compressor) -> Compressor:
+        """How buckets are averaged, made of the compressor that the user chose. Default: that one."""
+        return compressor
+
+    def start(self, variables: Sequence[Any], averager: Averager) -> None:
+        """Before the first update of a ``fit``, or of a loop of one's own: all ranks hold the same values. Collective.
+
+        Args:
+            variables: Those that the optimizer updates.
+            averager: As in ``after_update``.
         """
         return None
 

@@ -50,6 +50,7 @@ class Agreement(keras.callbacks.Callback):
         self.replica.exchange.close()
         if self.replica.group.size > 1:
             meeting.meet(self.replica.group, "the end of fit")
+            self.replica.end_training()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops on all ranks if one stops."""

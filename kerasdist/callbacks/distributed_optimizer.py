@@ -22,7 +22,7 @@ class DistributedOptimizer(Agreement):
 
     Args:
         compression: None (default), ``"fp16"``, ``"bf16"``, ``"int8"``, ``"topk"``, ``"powersgd"`` or a ``Compressor``.
-        algorithm: None or ``"all_reduce"`` (default), or another ``Algorithm``.
+        algorithm: None or ``"all_reduce"`` (default), ``"hierarchical"``, or an ``Algorithm``.
         bucket_mb: Size of a bucket of small gradients in MiB. Default 4.
         engine: ``"auto"`` (default), ``"horovod"`` or ``"local"``.
         options: The rarer options.
@@ -53,7 +53,7 @@ class DistributedOptimizer(Agreement):
         self._settings = Settings.create(compression, algorithm, bucket_mb, auto_shard=False, options=options)
         self._had_xla = False
         group = _start_engine(engine, options)
-        self._settings.algorithm.check(group.size)
+        self._settings.algorithm.check(group.size, self._settings.compressor)
         self.tally = Tally(group, self._settings)
         super().__init__(replica=None)  # type: ignore[arg-type]
 

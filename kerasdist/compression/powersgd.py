@@ -89,7 +89,8 @@ class PowerSGD(Compressor):
         first = [*map(tf.matmul, matrices, q), *dense]
         p, dense = _parted(_mean(first, group, f"{name}.p"), len(shapes))
         p = [tf.linalg.qr(one).q for one in p]
-        own_q = [tf.matmul(matrix, one, transpose_a=True) for matrix, one in zip(matrices, p, strict=True)]
+        # M'P as (P'M)': the other way round takes ten times as long on a CPU.
+        own_q = [tf.transpose(tf.matmul(tf.transpose(one), matrix)) for matrix, one in zip(matrices, p, strict=True)]
         q = _mean(own_q, group, f"{name}.q")
         state["q"] = _join(q)
         if self.residual:

@@ -118,5 +118,10 @@ class Engine(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def host(self) -> int:
+        """The number of this process's host, where all hosts run equally many processes."""
+
+    @property
+    @abc.abstractmethod
     def world(self) -> Group:
         """The group of all ranks."""

@@ -177,6 +177,10 @@ class HorovodEngine(Engine):
         return self._hvd.local_size()
 
     @property
+    def host(self) -> int:
+        return self._hvd.cross_rank()
+
+    @property
     def world(self) -> Group:
         assert self._world is not None, "the engine was not started"
         return self._world

@@ -62,5 +62,9 @@ class LocalEngine(Engine):
         return 1
 
     @property
+    def host(self) -> int:
+        return 0
+
+    @property
     def world(self) -> Group:
         return self._world
