@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -13,6 +15,7 @@ from kerasdist.averaging import Averager
 from kerasdist.config import Settings
 from kerasdist.engine.subgroup import SubGroup
 from kerasdist.optimizer import distribute_optimizer
+from kerasdist.stats import Tally
 from tests.contracts import simulation as sim
 
 kerasdist.init("auto")
@@ -63,7 +66,8 @@ def make_step(algorithm, compression, momentum, accumulate=None):
     variables = [keras.Variable(value, dtype="float64") for value in sim.initial()]
     optimizer = keras.optimizers.SGD(sim.RATE, momentum, gradient_accumulation_steps=accumulate)
     optimizer.build(variables)
-    distribute_optimizer(optimizer, GROUP_OF_ALL, settings, "the test")
+    owner = types.SimpleNamespace(tally=Tally(GROUP_OF_ALL, settings))
+    distribute_optimizer(optimizer, GROUP_OF_ALL, settings, owner)
 
     def step(x, y):
         with tf.GradientTape() as tape:
