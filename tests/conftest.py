@@ -12,7 +12,7 @@ GROUPS = (
     ("tests.contracts.cases_horovod", 1, "python"),
     ("tests.contracts.cases_horovod", 2, "gloo"),
     ("tests.contracts.cases_horovod", 3, "gloo"),
-    ("tests.contracts.cases_horovod", 2, "mpi"),
+    ("tests.contracts.cases_launchers", 2, "mpi"),
     ("tests.contracts.cases_algorithms", 1, "python"),
     ("tests.contracts.cases_algorithms", 2, "gloo"),
     ("tests.contracts.cases_algorithms", 3, "gloo"),

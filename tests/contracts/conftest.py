@@ -11,18 +11,32 @@ ENGINES = (
     ("horovod", 1, "python"),
     ("horovod", 2, "gloo"),
     ("horovod", 3, "gloo"),
-    ("horovod", 2, "mpi"),
 )
+LAUNCHERS = (("launchers", 2, "mpi"),)
 
 
-@pytest.fixture(params=ENGINES, ids=lambda row: f"{row[0]} {row[1]} {row[2]}", scope="package")
+def name_of(row):
+    return " ".join(map(str, row))
+
+
+@pytest.fixture(params=(*ENGINES, *LAUNCHERS), ids=name_of, scope="package")
 def job(request):
-    name, size, launcher = request.param
-    if name == "horovod" and util.find_spec("horovod") is None:
+    """The groups that are asked what the engine must do."""
+    return start(*request.param)
+
+
+@pytest.fixture(params=ENGINES, ids=name_of, scope="package")
+def steps(request):
+    """The groups that are asked what compressors do in many steps."""
+    return start(*request.param)
+
+
+def start(name, size, launcher):
+    if name != "local" and util.find_spec("horovod") is None:
         pytest.skip("the engine is not built: `kerasdist build-engine`")
     if launcher == "mpi" and mpi_missing():
         pytest.skip(mpi_missing())
     job = run_cases(f"tests.contracts.cases_{name}", size, launcher)
     assert job.exit_code == 0, job.output[-4000:]
-    assert [who[0] for who in job.ranks("case_who")] == [name] * size
+    assert [who[0] for who in job.ranks("case_who")] == ["local" if name == "local" else "horovod"] * size
     return job

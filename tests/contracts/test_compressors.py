@@ -18,8 +18,8 @@ EXACT = {"float32": 2e-5, "float64": 1e-11}
 FED_BACK = {"float32": 2e-3, "float64": 1e-11}
 
 
-def count(job):
-    return len(job.results["case_who"])
+def count(steps):
+    return len(steps.results["case_who"])
 
 
 def simulation(name, first):
@@ -52,9 +52,9 @@ def assert_mean(name, found, expected, ranks, dtype):
 
 @pytest.mark.parametrize("dtype", inputs.FLOATS)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_twenty_steps(job, name, dtype):
-    size = count(job)
-    ranks = [rank[name, dtype] for rank in job.ranks("case_steps")]
+def test_twenty_steps(steps, name, dtype):
+    size = count(steps)
+    ranks = [rank[name, dtype] for rank in steps.ranks("case_steps")]
     for means, first, _ in ranks:
         assert means.dtype == np.dtype(dtype)
         assert means.tobytes() == ranks[0][0].tobytes(), "the same bits on every rank"
@@ -68,9 +68,9 @@ def test_twenty_steps(job, name, dtype):
 
 
 @pytest.mark.parametrize("name", ["topk", "threshold", "powersgd"])
-def test_what_was_sent_tracks_the_sum_of_the_means(job, name):
-    size, dtype = count(job), "float64"
-    ranks = [rank[name, dtype] for rank in job.ranks("case_steps")]
+def test_what_was_sent_tracks_the_sum_of_the_means(steps, name):
+    size, dtype = count(steps), "float64"
+    ranks = [rank[name, dtype] for rank in steps.ranks("case_steps")]
     sent = ranks[0][0].sum(axis=0)
     wanted = sum(values(size, step, dtype).mean(axis=0) for step in range(inputs.STEPS))
     if size == 1:
@@ -85,10 +85,10 @@ def test_what_was_sent_tracks_the_sum_of_the_means(job, name):
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_bytes(job, name):
+def test_bytes(steps, name):
     """What the engine counted is what the compressor promises; fp16 sends half of float32."""
-    size = count(job)
-    for rank, found in enumerate(job.ranks("case_bytes")):
+    size = count(steps)
+    for rank, found in enumerate(steps.ranks("case_bytes")):
         for dtype in inputs.FLOATS:
             sent, promised = found[name, dtype]
             if size == 1:
@@ -103,9 +103,9 @@ def test_bytes(job, name):
             assert found["fp16", "float32"][0] <= 1.02 * found["none", "float32"][0] / 2
 
 
-def test_bytes_by_hand(job):
+def test_bytes_by_hand(steps):
     """In float32 at P workers, of 308 values."""
-    size, total = count(job), 308
+    size, total = count(steps), 308
     if size == 1:
         return
     ring = 2 * (size - 1) / size
@@ -117,14 +117,14 @@ def test_bytes_by_hand(job):
         "powersgd": ring * 4 * (8 + 2 * (9 + 20) + 2 * (12 + 10)),
     }
     for name, number in expected.items():
-        assert job.ranks("case_bytes")[0][name, "float32"][1] == pytest.approx(number), name
+        assert steps.ranks("case_bytes")[0][name, "float32"][1] == pytest.approx(number), name
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_step_that_is_not_finite_leaves_nothing_behind(job, name):
-    size = count(job)
-    ranks = [rank[name] for rank in job.ranks("case_steps_that_are_skipped")]
-    first = job.ranks("case_steps")[0][name, "float64"][1]
+def test_a_step_that_is_not_finite_leaves_nothing_behind(steps, name):
+    size = count(steps)
+    ranks = [rank[name] for rank in steps.ranks("case_steps_that_are_skipped")]
+    first = steps.ranks("case_steps")[0][name, "float64"][1]
     defined = simulation(name, first) if size > 1 else definitions.Exact()
     for means, bad, (before, after) in ranks:
         assert all(not np.isfinite(one).all() for one in bad), "every rank sees it, for the loss scale"
@@ -136,9 +136,9 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind(job, name):
         assert_mean(name, found, defined.step(given), given, "float64")
 
 
-def test_overflow(job):
-    size = count(job)
-    for rank, found in enumerate(job.ranks("case_overflow")):
+def test_overflow(steps):
+    size = count(steps)
+    for rank, found in enumerate(steps.ranks("case_overflow")):
         place = 1 + 4  # the fifth value of the tensor of 7, after one of 1
         others = sum(inputs.flat(inputs.gradients(other, 0, "float32"))[place] for other in range(1, size))
         for name, (results, counted) in found.items():
@@ -156,22 +156,22 @@ def test_overflow(job):
             assert counted == (1 if rank == 0 and name != "bf16" else 0), name
 
 
-def test_low_rank_is_exact(job):
-    for found, mean in job.ranks("case_low_rank"):
+def test_low_rank_is_exact(steps):
+    for found, mean in steps.ranks("case_low_rank"):
         np.testing.assert_allclose(found, mean, rtol=0, atol=1e-10)
 
 
-def test_other_tensors_begin_without_a_residual(job):
-    for first, other, again in job.ranks("case_other_tensors"):
+def test_other_tensors_begin_without_a_residual(steps):
+    for first, other, again in steps.ranks("case_other_tensors"):
         assert first.tobytes() == again.tobytes()
         assert len(other) == len(first) - 1 and np.isfinite(other).all()
 
 
-def test_more_than_dense_is_a_warning(job):
-    for found in job.ranks("case_more_than_dense"):
+def test_more_than_dense_is_a_warning(steps):
+    for found in steps.ranks("case_more_than_dense"):
         assert found["less"] == []
-        if count(job) == 1:
+        if count(steps) == 1:
             assert found["more"] == []
             continue
         (message,) = found["more"]
-        assert "TopK(ratio=" in message and "MiB" in message and f"{count(job)} workers" in message
+        assert "TopK(ratio=" in message and "MiB" in message and f"{count(steps)} workers" in message

@@ -169,9 +169,9 @@ def case_fails_unwrapped_optimizer():
 
 
 def case_every_optimizer():
-    """Five steps on data that differs by rank, with every optimizer of Keras: the weights of each rank."""
+    """Five steps on data that differs by rank, with every optimizer of Keras: the weights of each of 2 ranks."""
     found = {}
-    for name in OPTIMIZERS:
+    for name in OPTIMIZERS if SIZE == 2 else ():
         rng = np.random.default_rng(RANK)
         x, y = rng.normal(size=(10, 4)).astype("float32"), rng.normal(size=(10, 1)).astype("float32")
         keras.utils.set_random_seed(RANK)  # so that the ranks start apart

@@ -64,8 +64,8 @@ def test_unwrapped_optimizer_is_an_error(job):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(job, name):
-    ranks = [rank[name] for rank in job.ranks("case_every_optimizer")]
+def test_every_optimizer(name):
+    ranks = [rank[name] for rank in run_cases("cases_core", 2).ranks("case_every_optimizer")]
     for weights, iterations in ranks:
         assert iterations == 5
         for ours, theirs in zip(weights, ranks[0][0], strict=True):

@@ -1,0 +1,7 @@
+"""The contract of the engine alone: what is the same however the workers were started is asked elsewhere."""
+
+import kerasdist
+
+kerasdist.init("horovod")
+
+from tests.contracts.cases_engines import *  # noqa: E402, F403
