@@ -39,6 +39,8 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
         parts = [auto_names.get(part, part) for part in variable.path.split("/")]
         shape = "x".join(map(str, variable.shape))
         facts[f"variable {position}"] = f"{'/'.join(parts)} {shape} {variable.dtype} trainable={variable.trainable}"
+    losses = keras_hooks.loss_facts(model)
+    facts["losses"] = json.dumps(losses, sort_keys=True, default=lambda value: type(value).__name__)
     facts["synchronized normalizations"] = len(keras_hooks.synchronized_normalizations(model))
     for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
         applied = distributed_apply(optimizer)

@@ -137,7 +137,10 @@ def surround_fit(
         if users_list is None:
             call["callbacks"] = sorted(callbacks, key=comes_last)
         with surroundings(self, call["callbacks"]):
-            for callback in callbacks or users_list.callbacks:
+            for callback in callbacks if users_list is None else users_list.callbacks:
+                if isinstance(callback, type):
+                    name = callback.__name__
+                    raise TypeError(f"`callbacks` must hold objects. Received: the class {name}; write {name}().")
                 if hasattr(callback, "take_data"):
                     callback.take_data(call)
             return own(self, **call)
@@ -242,6 +245,20 @@ def loss_reductions(model: Any) -> list[str | None]:
     user_loss = getattr(compiled, "_user_loss", None)
     losses = [loss for loss in tf.nest.flatten(user_loss) if isinstance(loss, keras.losses.Loss)]
     return [loss.reduction for loss in losses]
+
+
+def loss_facts(model: Any) -> list[Any]:
+    """What the compiled losses are, as JSON values: class and options, or the name of a function; and their weights."""
+    compiled = getattr(model, "_compile_loss", None)
+    facts: list[Any] = []
+    for loss in tf.nest.flatten(getattr(compiled, "_user_loss", None)):
+        if isinstance(loss, keras.losses.Loss):
+            # Some of Keras' losses leave their own arguments out of their configuration.
+            config = {**loss.get_config(), **getattr(loss, "_fn_kwargs", {})}
+            facts.append([type(loss).__name__, {key: value for key, value in config.items() if key != "name"}])
+        else:
+            facts.append(loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__))
+    return [facts, getattr(compiled, "_user_loss_weights", None)]
 
 
 def auto_named(model: Any) -> dict[str, str]:
@@ -463,13 +480,21 @@ def corrected_losses(factor: Callable[[str, Any, Any], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def weighted_output_losses(model: Any, weight: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, the trackers of each output's loss take ``weight(dtype)``; Keras counts each batch as one."""
-    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+def weighted_losses(model: Any, weight: Callable[[Any], Any], own_means: bool) -> Iterator[None]:
+    """Inside, what tracks a batch's loss takes ``weight(dtype)``; Keras counts each batch as one.
+
+    That are the trackers of each output's loss, and with ``own_means`` also a model's own ``keras.metrics.Mean`` where
+    it is given one number without a weight, as in a train step of one's own.
+    """
+    outputs = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+    means = [metric for metric in model.metrics if type(metric) is keras.metrics.Mean] if own_means else []
+    trackers = list({id(tracker): tracker for tracker in (*outputs, *means)}.values())
     for tracker in trackers:
 
         def update_state(value: Any, sample_weight: Any = None, tracker: Any = tracker) -> Any:
-            return type(tracker).update_state(tracker, value, sample_weight=weight(tracker.dtype))
+            if any(tracker is one for one in outputs) or (sample_weight is None and len(np.shape(value)) == 0):
+                sample_weight = weight(tracker.dtype)
+            return type(tracker).update_state(tracker, value, sample_weight=sample_weight)
 
         object.__setattr__(tracker, "update_state", update_state)
     try:

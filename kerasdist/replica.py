@@ -136,8 +136,9 @@ class Replica:
             return tf.cast(rows, dtype) / (1 if total is None else tf.cast(total, dtype))
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(keras_hooks.weighted_output_losses(self.model, share))
-            if self.group.size > 1 and total is not None:
+            shared = self.group.size > 1 and total is not None
+            stack.enter_context(keras_hooks.weighted_losses(self.model, share, own_means=shared))
+            if shared:
                 stack.enter_context(keras_hooks.corrected_losses(functools.partial(self._loss_factor, step)))
             yield
 

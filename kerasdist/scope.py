@@ -11,6 +11,8 @@ import tensorflow as tf
 from kerasdist import data, keras_hooks
 from kerasdist.callbacks import Agreement, DistributedOptimizer
 from kerasdist.engine import meeting
+from kerasdist.engine.meeting import gather_json
+from kerasdist.errors import RankMismatchError
 from kerasdist.optimizer import check_optimizer
 from kerasdist.prediction import PredictionRows, whole
 from kerasdist.replica import Replica, no_xla
@@ -61,6 +63,12 @@ class ScopedReplica(Replica):
         self._add_agreement(call)
         shared = [data.take_training_data(call, self.group, self.settings, self.owner.drawn_seed)]
         validation, batch_size = call.get("validation_data"), call.pop("validation_batch_size", None)
+        given = gather_json(validation is not None, self.group, "validation_data")
+        if any(given) and not all(given):
+            raise RankMismatchError(
+                f"rank {self.group.rank}: `validation_data` was given on some ranks only. They validate together: give "
+                f"it on all ranks or on none. Given, by rank: {given}"
+            )
         if validation is not None:
             parts = keras_hooks.unpack_data(validation)
             shared.append(self._share(parts, batch_size, call.get("validation_steps")))

@@ -144,8 +144,9 @@ class DataParallelStrategy:
         if replica is None:
             return ScopedReplica(model, self._group, self._settings, self)
         if replica.owner is not self:
+            name = getattr(model, "name", type(model).__name__)  # Keras has not named it yet where scopes are nested
             raise ValueError(
-                f"The model {model.name!r} already belongs to {replica.owner!r}. One model takes one strategy, and no "
+                f"The model {name!r} already belongs to {replica.owner!r}. One model takes one strategy, and no "
                 "DistributedOptimizer callback beside it."
             )
         return replica

@@ -134,6 +134,11 @@ def take_training_data(
     # Keras' default, without its warning that a stream is not shuffled where nobody asked for that.
     shuffle = call.pop("shuffle", not isinstance(x, tf.data.Dataset))
     batch_size = call.pop("batch_size", None)
+    if isinstance(x, SharedData) and batch_size is not None:
+        raise ValueError(
+            f"rank {group.rank}: what kerasdist.shard() returned is batched already. Received beside it: "
+            f"batch_size={batch_size}. Give it to shard()."
+        )
     if call.get("validation_batch_size") is None and batch_size is not None:
         call["validation_batch_size"] = batch_size
     call["x"] = share(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import keras
 import numpy as np
@@ -39,6 +40,59 @@ def case_scalar_metric():
         return tf.reduce_max(tf.abs(y - p))
 
     return fit(ONES, TARGETS, [keras.Input((1,)), dense()], metrics=[largest])[1]["largest"]
+
+
+def case_own_steps():
+    """19 samples in global batches of 8, steps of one's own with a Mean: plain Keras' history, and the shared one."""
+
+    class Own(keras.Model):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.tracker = keras.metrics.Mean(name="loss")
+            self.error = keras.metrics.MeanAbsoluteError(name="mae")
+
+        @property
+        def metrics(self):
+            return [self.tracker, self.error]
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = tf.reduce_mean((y - y_pred) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return self.measured(loss, y, y_pred)
+
+        def test_step(self, data):
+            x, y = data
+            y_pred = self(x)
+            return self.measured(tf.reduce_mean((y - y_pred) ** 2), y, y_pred)
+
+        def measured(self, loss, y, y_pred):
+            self.tracker.update_state(loss)
+            self.error.update_state(y, y_pred)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(19, 3)), rng.normal(size=(19, 1))
+    found = {}
+    for kind in ("plain", "shared"):
+        keras.utils.set_random_seed(2)
+        inputs = keras.Input((3,))
+        scope = kerasdist.DataParallelStrategy(global_batch=True).scope() if kind == "shared" else local_training()
+        with scope:
+            model = Own(inputs, keras.layers.Dense(1)(inputs))
+            model.compile(keras.optimizers.SGD(0.1))
+        found[kind] = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x[:11], y[:11])).history
+    return found
+
+
+def local_training():
+    """Nothing around a model that each rank trains by itself; without the warning that it does."""
+    warnings.filterwarnings("ignore", message="There are several workers")
+    return contextlib.nullcontext()
 
 
 def case_mask():

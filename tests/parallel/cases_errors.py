@@ -49,6 +49,26 @@ def case_fails_synchronized_on_one_rank():
     compiled(make=make).fit(IDS, IDS, verbose=0)
 
 
+def case_fails_other_loss_on_one_rank():
+    loss = keras.losses.Huber(1.0 + RANK)
+    compiled(loss=loss).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_class_for_a_callback():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(IDS, IDS, verbose=0, callbacks=[kerasdist.DistributedOptimizer])
+
+
+def case_fails_shard_with_a_batch_size():
+    compiled().fit(kerasdist.shard(IDS, IDS, batch_size=2), batch_size=4, verbose=0)
+
+
+def case_fails_nested_scopes():
+    with kerasdist.DataParallelStrategy().scope(), kerasdist.DataParallelStrategy().scope():
+        keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+
 def case_fails_other_data_on_one_rank():
     compiled().fit(IDS + RANK, IDS, verbose=0)
 

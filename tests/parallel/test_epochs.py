@@ -74,7 +74,7 @@ def test_validation_on_rank_zero(job):
         for door in DOORS:
             kind, message, seconds = found[door]
             assert kind == "RankMismatchError", door
-            assert "val_loss" in message, message
+            assert ("`validation_data`" if door == "scope" else "val_loss") in message, message
             assert seconds < 30
 
 

@@ -35,6 +35,13 @@ def test_scalar_metric(job):
     assert job.ranks("case_scalar_metric") == [[close(2.0)], [close(2.0)]]
 
 
+def test_own_steps(job):
+    for found in job.ranks("case_own_steps"):
+        assert found["shared"].keys() == found["plain"].keys() == {"loss", "mae", "val_loss", "val_mae"}
+        for key, values in found["plain"].items():
+            np.testing.assert_allclose(found["shared"][key], values, rtol=0, atol=1e-9, err_msg=key)
+
+
 def test_mask(job):
     """Gradients -2 and -6, losses 1 and 9, with 1 and 4 valid steps."""
     for weight, history in job.ranks("case_mask"):
