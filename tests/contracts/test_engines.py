@@ -96,13 +96,13 @@ def allowed(name, stacked, dtype):
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_compressor(job, name):
-    found = {key: value for key, value in same_bits(job, "case_compressors").items() if key[0] == name}
+def test_compressor(steps, name):
+    found = {key: value for key, value in same_bits(steps, "case_compressors").items() if key[0] == name}
     assert len(found) == len(inputs.FLOATS) * 2 * len(inputs.LENGTHS)
     for (_, dtype, length, mode), value in found.items():
         assert (value.dtype, value.shape) == (np.dtype(dtype), (length,)), mode
-        exact = np.stack([inputs.bucket(rank, length, dtype) for rank in range(count(job))])
-        if count(job) == 1:
+        exact = np.stack([inputs.bucket(rank, length, dtype) for rank in range(count(steps))])
+        if count(steps) == 1:
             np.testing.assert_array_equal(value, exact[0], "on one rank it is the identity")
             continue
         exact = exact.astype("float64")
@@ -112,17 +112,17 @@ def test_compressor(job, name):
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_the_ends_of_the_range(job, name):
-    for large, infinite in (rank[name] for rank in job.ranks("case_ends_of_the_range")):
+def test_the_ends_of_the_range(steps, name):
+    for large, infinite in (rank[name] for rank in steps.ranks("case_ends_of_the_range")):
         rtol = LARGEST.get(name) or ROUNDING[name] or 1e-6
         np.testing.assert_allclose(large, 40000.0, rtol=rtol)
         assert not np.isfinite(infinite).any(), "inf reaches every rank, for the loss scale to see"
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_averager(job, name):
-    size = count(job)
-    first, *others = [rank[name] for rank in job.ranks("case_averager")]
+def test_averager(steps, name):
+    size = count(steps)
+    first, *others = [rank[name] for rank in steps.ranks("case_averager")]
     weights = np.arange(1, size + 1) / (size * (size + 1) / 2)
     wanted = [(dtype, shape) for dtype in (*inputs.FLOATS, "float16") for shape in inputs.SHAPES]
     assert len(first) == len(wanted)
