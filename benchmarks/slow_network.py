@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -218,6 +219,7 @@ def main() -> None:
     if arguments.train:
         return train(arguments.train, arguments.blocks, arguments.steps)
     bits_per_second(arguments.rate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed then too
     if os.geteuid() != 0:
         parser.error("making network namespaces needs root")
     with network(arguments.rate), tempfile.TemporaryDirectory() as folder:
