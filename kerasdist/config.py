@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 PARTITIONS = ("batch", "contiguous")
@@ -135,3 +136,22 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Refuses what is not among the allowed strings."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}. Received: {name}={value!r}")
+
+
+def chosen(
+    name: str, identifier: Any, table: dict[str, Callable[[], Any]], kind: type, default: Callable[[], Any]
+) -> Any:
+    """The object that an argument means: None the default, a name that of the table, an object of the kind itself."""
+    if identifier is None:
+        return default()
+    if isinstance(identifier, kind):
+        return identifier
+    names = ", ".join(map(repr, table))
+    if not isinstance(identifier, str):
+        raise TypeError(
+            f"`{name}` must be None, one of {names} or an object of class {kind.__name__}. "
+            f"Received: {name}={identifier!r} of type {type(identifier).__name__}"
+        )
+    if identifier not in table:
+        raise ValueError(f"`{name}` must be None or one of {names}. Received: {name}={identifier!r}")
+    return table[identifier]()

@@ -13,6 +13,7 @@ from kerasdist.algorithms.hierarchical import Hierarchical
 from kerasdist.algorithms.local_sgd import LocalSGD
 from kerasdist.algorithms.partial_sync import PartialSync
 from kerasdist.algorithms.slowmo import SlowMo
+from kerasdist.config import chosen
 
 __all__ = [
     "ALGORITHMS",
@@ -45,17 +46,4 @@ def get(identifier: Any) -> Algorithm:
         ValueError: Unknown name.
         TypeError: Neither a name nor an algorithm.
     """
-    if identifier is None:
-        return AllReduce()
-    if isinstance(identifier, Algorithm):
-        return identifier
-    if not isinstance(identifier, str):
-        raise TypeError(
-            f"`algorithm` must be None, one of {', '.join(map(repr, ALGORITHMS))} or an Algorithm object. "
-            f"Received: algorithm={identifier!r} of type {type(identifier).__name__}"
-        )
-    if identifier not in ALGORITHMS:
-        raise ValueError(
-            f"`algorithm` must be None or one of {', '.join(map(repr, ALGORITHMS))}. Received: algorithm={identifier!r}"
-        )
-    return ALGORITHMS[identifier]()
+    return chosen("algorithm", identifier, ALGORITHMS, Algorithm, AllReduce)

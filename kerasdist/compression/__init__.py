@@ -12,6 +12,7 @@ from kerasdist.compression.none import NoCompression
 from kerasdist.compression.powersgd import PowerSGD
 from kerasdist.compression.quantizer import Quantizer
 from kerasdist.compression.sparse import Threshold, TopK
+from kerasdist.config import chosen
 
 __all__ = [
     "COMPRESSORS",
@@ -46,18 +47,4 @@ def get(identifier: Any) -> Compressor:
         ValueError: Unknown name.
         TypeError: Neither a name nor a compressor.
     """
-    if identifier is None:
-        return NoCompression()
-    if isinstance(identifier, Compressor):
-        return identifier
-    if not isinstance(identifier, str):
-        raise TypeError(
-            f"`compression` must be None, one of {', '.join(map(repr, COMPRESSORS))} or a Compressor object. "
-            f"Received: compression={identifier!r} of type {type(identifier).__name__}"
-        )
-    if identifier not in COMPRESSORS:
-        raise ValueError(
-            f"`compression` must be None or one of {', '.join(map(repr, COMPRESSORS))}. "
-            f"Received: compression={identifier!r}"
-        )
-    return COMPRESSORS[identifier]()
+    return chosen("compression", identifier, COMPRESSORS, Compressor, NoCompression)

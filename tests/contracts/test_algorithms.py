@@ -13,10 +13,19 @@ SIZES = (1, 2, 3, 4)
 
 @pytest.fixture(params=SIZES, scope="module")
 def job(request):
-    if util.find_spec("horovod") is None and request.param > 1:
+    return start(request.param)
+
+
+@pytest.fixture(params=SIZES[:3], scope="module")
+def fits(request):
+    """The groups whose trainings by ``fit`` are looked at."""
+    return start(request.param)
+
+
+def start(size):
+    if util.find_spec("horovod") is None and size > 1:
         pytest.skip("the engine is not built: `kerasdist build-engine`")
-    launcher = "python" if request.param == 1 else "gloo"
-    job = run_cases("tests.contracts.cases_algorithms", request.param, launcher)
+    job = run_cases("tests.contracts.cases_algorithms", size, "python" if size == 1 else "gloo")
     assert job.exit_code == 0, job.output[-4000:]
     return job
 
@@ -77,13 +86,6 @@ def test_half_precision_stays_near(job, name, atol):
 def near(found, wanted, atol=1e-12):
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=atol)
-
-
-@pytest.fixture
-def fits(job):
-    if size_of(job) == 4:
-        pytest.skip("trainings by fit are run at up to 3 workers")
-    return job
 
 
 def test_in_a_scope(fits):
