@@ -11,12 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasdist.algorithms.local_updates import LocalUpdates, References, common_mean, loses, when
+from kerasdist.algorithms.local_updates import SharesChanges, common_mean, when
 from kerasdist.averaging import Averager
 from kerasdist.config import natural_number, positive_integer
 
 
-class LocalSGD(LocalUpdates):
+class LocalSGD(SharesChanges):
     """Averages the variables after every k-th update.
 
     Cost with P workers and S bytes: 2 (P-1)/P S bytes every k steps, so 1/k of all-reduce; in warm-up as all-reduce.
@@ -35,15 +35,6 @@ class LocalSGD(LocalUpdates):
         natural_number("warmup_steps", warmup_steps)
         super().__init__(f"LocalSGD every={every} warmup_steps={warmup_steps}", average_at_epoch_end)
         self.every, self.warmup_steps = int(every), int(warmup_steps)
-        self._references = References()
-
-    @property
-    def variables(self) -> dict[str, tf.Variable]:
-        return {f"reference{position}": one for position, one in enumerate(self._references.variables)}
-
-    def start(self, variables: Sequence[Any], averager: Averager) -> None:
-        if averager.group.size > 1 and loses(averager.compressor):
-            self._references.start(variables, averager.name)
 
     def gradients(
         self, gradients: Sequence[Any], step: Any, mean: Callable[[Sequence[Any]], list[Any]]

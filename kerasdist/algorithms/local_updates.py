@@ -62,6 +62,22 @@ class References:
             reference.assign(variable.value)
 
 
+class SharesChanges(LocalUpdates):
+    """Averages variables over all ranks; with a compressor that loses, their changes since the last common values."""
+
+    def __init__(self, name: str, average_at_epoch_end: bool) -> None:
+        super().__init__(name, average_at_epoch_end)
+        self._references = References()
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        return {f"reference{position}": one for position, one in enumerate(self._references.variables)}
+
+    def start(self, variables: Sequence[Any], averager: Averager) -> None:
+        if averager.group.size > 1 and loses(averager.compressor):
+            self._references.start(variables, averager.name)
+
+
 def values(variables: Sequence[Any]) -> list[Any]:
     """The present values of Keras' variables."""
     return [tf.convert_to_tensor(variable.value) for variable in variables]

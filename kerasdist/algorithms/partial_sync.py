@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasdist.algorithms.local_updates import LocalUpdates, References, common_mean, loses, values
+from kerasdist.algorithms.local_updates import SharesChanges, common_mean, values
 from kerasdist.averaging import Averager
 from kerasdist.buckets import plan_buckets
 from kerasdist.config import positive_number
 
 
-class PartialSync(LocalUpdates):
+class PartialSync(SharesChanges):
     """Each rank updates its own variables; then one bucket of them is averaged, in turn.
 
     Cost with P workers and S bytes in b buckets: 2 (P-1)/P S/b bytes in each step, the same in every step.
@@ -30,15 +30,6 @@ class PartialSync(LocalUpdates):
         positive_number("bucket_mb", bucket_mb)
         super().__init__(f"PartialSync bucket_mb={bucket_mb}", average_at_epoch_end)
         self._bytes = bucket_mb * 2**20
-        self._references = References()
-
-    @property
-    def variables(self) -> dict[str, tf.Variable]:
-        return {f"reference{position}": one for position, one in enumerate(self._references.variables)}
-
-    def start(self, variables: Sequence[Any], averager: Averager) -> None:
-        if averager.group.size > 1 and loses(averager.compressor):
-            self._references.start(variables, averager.name)
 
     def after_update(self, variables: Sequence[Any], step: Any, averager: Averager) -> None:
         if averager.group.size == 1:
