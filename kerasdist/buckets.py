@@ -85,7 +85,9 @@ def pack(bucket: Bucket, tensors: Sequence[Any]) -> Any:
     """Returns the bucket's members as one flat tensor; a single member is reshaped, not copied."""
     import tensorflow as tf
 
-    flat = [tf.reshape(tensors[member], [-1]) for member in bucket.members]
+    members = zip((tensors[member] for member in bucket.members), bucket.shapes, strict=True)
+    # Each operation counts where tensors are small and many: a vector needs no new shape.
+    flat = [one if len(shape) == 1 else tf.reshape(one, [-1]) for one, shape in members]
     return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
@@ -94,4 +96,5 @@ def unpack(bucket: Bucket, flat: Any) -> list[Any]:
     import tensorflow as tf
 
     parts = [flat] if len(bucket.members) == 1 else tf.split(flat, bucket.sizes)
-    return [tf.reshape(part, shape) for part, shape in zip(parts, bucket.shapes, strict=True)]
+    shaped = zip(parts, bucket.shapes, strict=True)
+    return [part if len(shape) == 1 else tf.reshape(part, shape) for part, shape in shaped]

@@ -15,7 +15,6 @@ from kerasdist.config import Settings
 from kerasdist.engine import Group
 from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
-from kerasdist.optimizer import distributed_apply
 
 
 def signature(model: Any, settings: Settings) -> dict[str, Any]:
@@ -43,7 +42,6 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
     facts["losses"] = json.dumps(losses, sort_keys=True, default=lambda value: type(value).__name__)
     facts["synchronized normalizations"] = len(keras_hooks.synchronized_normalizations(model))
     for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
-        applied = distributed_apply(optimizer)
         config = json.loads(json.dumps(optimizer.get_config(), default=lambda value: type(value).__name__))
         for config_part in (config, (config.get("inner_optimizer") or {}).get("config") or {}):
             # State of rank 0, broadcast with it; and a name that Keras numbers.
@@ -52,7 +50,6 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
             config_part.pop("name", None)
         facts[f"optimizer {number}"] = type(optimizer).__name__
         facts[f"optimizer {number} options"] = json.dumps(config, sort_keys=True)
-        facts[f"optimizer {number} collectives"] = applied.averager.name if applied else None
     return facts
 
 

@@ -206,6 +206,10 @@ def build(model: Any, spec: Any) -> None:
             model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
         except RuntimeError as error:
             raise ValueError(str(error)) from error
+    elif spec is not None:
+        # TensorFlow traces a train step twice if its first trace makes variables. What fails here, Keras says better.
+        with contextlib.suppress(Exception):
+            model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
         build_optimizer(optimizer, model.trainable_variables)

@@ -31,7 +31,7 @@ from kerasdist.algorithms import Algorithm
 from kerasdist.averaging import Averager
 from kerasdist.config import Settings
 from kerasdist.engine import Group
-from kerasdist.engine.meeting import meet
+from kerasdist.engine.meeting import gather_json, meet
 from kerasdist.step import Step, current_step
 
 _numbers = itertools.count()
@@ -278,6 +278,19 @@ def distributed_apply(optimizer: Any) -> DistributedApply | None:
     """The averaging that stands before this optimizer's update, or None."""
     patched = keras_hooks.patched_by(optimizer)
     return patched if isinstance(patched, DistributedApply) else None
+
+
+def agree_on_names(averaged: list[DistributedApply], group: Group) -> None:
+    """Gives the optimizers of a model the same names on all ranks, which may have made others before. Collective."""
+    if group.size == 1:
+        return
+    number = next(_numbers)
+    every = gather_json([number, [one.averager.name for one in averaged]], group, "names")
+    if all(names == every[0][1] for _, names in every):
+        return
+    unused = max(number for number, _ in every)
+    for position, one in enumerate(averaged):
+        one.averager.name = f"optimizer{unused}.{position}"
 
 
 def check_optimizer(optimizer: Any) -> None:

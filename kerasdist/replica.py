@@ -24,7 +24,7 @@ from kerasdist.exchange import StepExchange
 from kerasdist.helpers import average_variables, send_variables
 from kerasdist.metrics import average_layer_state, check_equal_states, mean_logs, sum_states
 from kerasdist.normalization import synchronized
-from kerasdist.optimizer import DistributedApply, distribute_optimizer, distributed_apply
+from kerasdist.optimizer import DistributedApply, agree_on_names, distribute_optimizer, distributed_apply
 from kerasdist.step import Batch, Step, step_scope
 from kerasdist.watchdog import Watchdog
 
@@ -217,6 +217,7 @@ class Replica:
         keras_hooks.build(model, spec.data if isinstance(spec, Batch) else spec)
         self.distribute_optimizers()
         self._check_loss()
+        agree_on_names(self._averaged(), self.group)
         handshake.agree(handshake.signature(model, self.settings), self.group)
         optimizer_variables = [
             v for optimizer in keras_hooks.own_optimizers(model) for v in keras_hooks.state_of_all_ranks(optimizer)

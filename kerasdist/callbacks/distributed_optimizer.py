@@ -62,6 +62,13 @@ class DistributedOptimizer(Agreement):
 
     def take_data(self, call: dict[str, Any]) -> None:
         """Before ``fit`` reads its data: each rank's own part, padded to the steps of the longest rank. Collective."""
+        callbacks, users_list = keras_hooks.make_callback_list(call.get("callbacks"))
+        listed = callbacks if users_list is None else users_list.callbacks
+        if sum(isinstance(one, DistributedOptimizer) for one in listed) > 1:
+            raise ValueError(
+                f"rank {engine.rank()}: `callbacks` holds more than one DistributedOptimizer. Gradients are averaged "
+                "once: leave the others out."
+            )
         if engine.size() > 1:
             data.take_training_data(call, engine.world(), self._settings)
 

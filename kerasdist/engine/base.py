@@ -17,11 +17,18 @@ class Group(abc.ABC):
 
     Collectives are matched by name, so concurrent ones need different names, and the same name on every rank.
     Inside a ``tf.function`` they become part of the graph.
+
+    Attributes:
+        rank: This process's number, 0 to ``size - 1``.
+        size: The number of ranks.
+        timeout_s: Seconds that a collective may wait for missing ranks.
+        crosses_hosts: Whether the ranks of the job are on several hosts, with a network between them.
     """
 
     rank: int
     size: int
     timeout_s: float = 300.0
+    crosses_hosts: bool = False
 
     def sent_bytes(self) -> int:
         """The bytes that this rank has sent to others within training steps, since the engine started.

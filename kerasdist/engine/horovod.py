@@ -31,12 +31,13 @@ class HorovodGroup(Group):
         self.timeout_s = timeout_s
         self.rank = hvd.rank()
         self.size = hvd.size()
+        self.crosses_hosts = hvd.local_size() < self.size
         self._ops = {"sum": hvd.Sum, "mean": hvd.Average, "min": hvd.Min, "max": hvd.Max}
         self._exchange = tf.function(self._exchange_row, input_signature=[tf.TensorSpec([3], tf.int64)])
         self._sent: tf.Variable | None = None
 
     def sent_bytes(self) -> int:
-        return 0 if self._sent is None else round(float(self._sent.numpy()))
+        return round(float(self._counter().numpy()))
 
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
         self._count(tensor, 2 * (self.size - 1) / self.size)
@@ -67,13 +68,17 @@ class HorovodGroup(Group):
         """Adds ``factor`` times the tensor's bytes to what was sent, within training steps."""
         if current_step() is None:
             return
-        if self._sent is None:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._sent = tf.Variable(0.0, trainable=False, dtype=tf.float64)
         tensor = tf.convert_to_tensor(tensor)
         items = tensor.shape.num_elements()
         items = tf.cast(tf.size(tensor) if items is None else items, tf.float64)
-        self._sent.assign_add(items * tensor.dtype.size * factor)
+        self._counter().assign_add(items * tensor.dtype.size * factor)
+
+    def _counter(self) -> tf.Variable:
+        """The bytes sent. Made when first asked for, which is after the devices were claimed."""
+        if self._sent is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._sent = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+        return self._sent
 
     def _exchange_row(self, row: Any) -> Any:
         # In a graph of its own, so that Horovod knows it by the same name wherever it is called.

@@ -29,6 +29,7 @@ class SubGroup(Group):
     def __init__(self, world: Group, members: Any) -> None:
         self._world = world
         self.timeout_s = world.timeout_s
+        self.crosses_hosts = world.crosses_hosts
         if tf.is_tensor(members):
             self._members = tf.sort(tf.cast(members, tf.int32))
             self.size = int(members.shape[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from kerasdist import engine
 from kerasdist.averaging import Averager
 from kerasdist.buckets import plan_buckets
-from kerasdist.compression import COMPRESSORS, Cast, Int8, PowerSGD, Threshold, TopK
+from kerasdist.compression import COMPRESSORS, Cast, Int8, PowerSGD, Threshold, TopK, quantizer
 from kerasdist.config import Settings
 from kerasdist.step import Step, step_scope
 from tests.contracts import inputs
@@ -121,6 +122,21 @@ def case_overflow():
             tensors[2][4] = value
         results.append(step(tensors))
     return {one: ([each[one] for each in results], kept(a).get("overflows")) for one, a in averagers.items()}
+
+
+def case_in_pieces():
+    """One step as between hosts, in messages of at most 64 bytes: the means, and in how many pieces each went."""
+    group, found = engine.world(), {}
+    for one in ("fp16", "bf16", "int8"):
+        with (
+            mock.patch.object(quantizer, "MESSAGE_BYTES", 64),
+            mock.patch.object(group, "crosses_hosts", True),
+            mock.patch.object(group, "all_to_all", wraps=group.all_to_all) as sent,
+        ):
+            _, step = averaging(f"pieces.{one}", (one,))
+            mean = step(inputs.gradients(group.rank, 0, "float32"))[one]
+            found[one] = mean, len({call.args[2] for call in sent.call_args_list})
+    return found
 
 
 def case_low_rank():

@@ -156,6 +156,18 @@ def test_overflow(steps):
             assert counted == (1 if rank == 0 and name != "bf16" else 0), name
 
 
+def test_messages_between_hosts_are_small(steps):
+    """Pieces of whole blocks, in which nothing is averaged otherwise; of 308 values."""
+    size = count(steps)
+    wire = {"fp16": 2 * 308, "bf16": 2 * 308, "int8": 308 + 4 * 20}
+    for found in steps.ranks("case_in_pieces"):
+        for name, (mean, pieces) in found.items():
+            given = values(size, 0, "float32")
+            defined = definitions.Blocks(16) if name == "int8" and size > 1 else definitions.Exact()
+            assert_mean(name, mean.astype("float64"), defined.step(given), given, "float32")
+            assert pieces == (0 if size == 1 else math.ceil(wire[name] / (64 * size)))
+
+
 def test_low_rank_is_exact(steps):
     for found, mean in steps.ranks("case_low_rank"):
         np.testing.assert_allclose(found, mean, rtol=0, atol=1e-10)

@@ -98,6 +98,12 @@ def case_fails_scope_and_callback():
     compiled().fit(IDS, IDS, verbose=0, callbacks=[kerasdist.DistributedOptimizer()])
 
 
+def case_fails_two_callbacks():
+    model = net()
+    model.compile("sgd", "mse")
+    model.fit(IDS, IDS, verbose=0, callbacks=[kerasdist.DistributedOptimizer() for _ in range(2)])
+
+
 def case_fails_two_scopes():
     model = compiled()
     with kerasdist.DataParallelStrategy().scope():
@@ -130,14 +136,16 @@ def case_fails_fit_in_local():
 
 
 def case_same_after_a_throw_away_layer():
-    """NAME-1 (a): names that Keras made up may differ."""
+    """NAME-1 (a): names that Keras made up may differ, and those of collectives where a rank made another optimizer."""
+    strategy = kerasdist.DataParallelStrategy(auto_shard=False)
     if RANK == 0:
         keras.layers.Dense(3)
+        strategy.wrap_optimizer(keras.optimizers.SGD())
 
     def make():
         return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
 
-    model = compiled(kerasdist.DataParallelStrategy(auto_shard=False), make=make)
+    model = compiled(strategy, make=make)
     model.fit(np.ones((1, 1)), np.full((1, 1), 1.0 + 2 * RANK), verbose=0)
     return float(model.get_weights()[0][0, 0])
 

@@ -20,6 +20,7 @@ EXPECTED = {
     "labels_of_another_length": ("ValueError", ["cardinality"]),
     "unbuilt_model": ("ValueError", ["build"]),
     "scope_and_callback": ("ValueError", ["DistributedOptimizer", "scope"]),
+    "two_callbacks": ("ValueError", ["more than one DistributedOptimizer"]),
     "two_scopes": ("ValueError", ["already belongs to"]),
     "wrapped_twice": ("ValueError", ["wrap it once"]),
     "wrapped_and_compiled": ("ValueError", ["already averaged by"]),
