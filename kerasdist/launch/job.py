@@ -122,12 +122,13 @@ def run_job(job: Job) -> int:
             supervise(workers, signals, job.grace_s)
         finally:
             end_now(workers)
-    failed = cause(workers)
-    if failed is not None:
-        print(_last_words(failed), file=sys.stderr, flush=True)
     if signals.number == signal.SIGINT:
         return 128 + signal.SIGINT
-    return failed.code or 0 if failed else 0
+    failed = cause(workers)
+    if failed is None:
+        return 0
+    print(_last_words(failed), file=sys.stderr, flush=True)
+    return failed.code or 0
 
 
 def supervise(workers: Sequence[Worker], signals: Any, grace_s: float) -> None:
@@ -202,7 +203,7 @@ def _last_words(worker: Worker) -> str:
         how = f"by {name} (exit code {code})" + ("; out of memory is one cause" if code == 137 else "")
     else:
         how = f"with exit code {code}"
-    text = last_traceback(worker.errors).rstrip()
+    text = "" if worker.asked_to_end else last_traceback(worker.errors).rstrip()
     return f"\nrank {rank} ended first, {how}." + (f" Its last lines:\n{text}" if text else "")
 
 

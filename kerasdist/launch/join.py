@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from kerasdist.launch.place import VARIABLE, MeetingPlace, meeting_place
 
 REQUEST_TIMEOUT_S = 10.0
 POLL_S = 0.1
+LAST_WORD_S = 10.0  # from a rank's start of Horovod to its saying so
 
 
 @contextlib.contextmanager
@@ -95,13 +95,12 @@ def joined(place: MeetingPlace, environment: LaunchEnvironment, timeout_s: float
         }
         with variables({**numbers, **gloo}), own_interface():
             yield
-    except BaseException:
+        meeting.say({**said, "started": True})
+        if server is not None:
+            server.roll.all_started.wait(LAST_WORD_S)
+    finally:
         if server is not None:
             server.stop()
-        raise
-    meeting.say({**said, "started": True})
-    if server is not None:
-        threading.Thread(target=_close, args=[server, timeout_s], name="kerasdist.rendezvous", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -263,8 +262,3 @@ def _open(place: MeetingPlace, address: str, size: int) -> Any:
             f"Choose another port with {VARIABLE}=:PORT, the same for all ranks."
         ) from error
     return server
-
-
-def _close(server: Any, timeout_s: float) -> None:
-    server.roll.all_started.wait(timeout_s)
-    server.stop()

@@ -5,7 +5,9 @@ What travels is HTTP with JSON for kerasdist's own part; nothing received is exe
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import threading
 from typing import Any
 
@@ -14,6 +16,7 @@ from horovod.runner.util.threads import in_thread
 
 SCOPE = "kerasdist"
 LARGEST_BODY = 16 << 20
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 class BoundServer(RendezvousServer):
@@ -37,7 +40,8 @@ class BoundServer(RendezvousServer):
         """
         self._httpd = RendezvousHTTPServer(self._address, handler_cls or Handler, 0)
         self._httpd.roll = self.roll
-        self._listen_thread = in_thread(target=self._httpd.serve_forever)
+        self._httpd.daemon_threads, self._httpd.block_on_close = True, False  # a connection left open holds up nothing
+        self._listen_thread = in_thread(target=functools.partial(self._httpd.serve_forever, poll_interval=0.05))
         return int(self._httpd.server_address[1])
 
     def stop(self) -> None:
@@ -50,7 +54,7 @@ class Handler(RendezvousHandler):
 
     def do_PUT(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > LARGEST_BODY:
+        if not _NUMBER.fullmatch(length) or int(length) > LARGEST_BODY:
             self.send_status_code(400)
             return
         super().do_PUT()
@@ -70,7 +74,7 @@ class Handler(RendezvousHandler):
             said = json.loads(value)
         except ValueError:
             return
-        if key.isdigit() and isinstance(said, dict):
+        if _NUMBER.fullmatch(key) and isinstance(said, dict):
             roll.enter(int(key), said)
 
 

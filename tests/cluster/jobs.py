@@ -47,7 +47,7 @@ def kerasdist_command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from kerasdist.cli import main; main()", *arguments]
 
 
-def start(command: list[str], folder: Path, timeout_s: int = 90, **environment: str) -> Ended:
+def start(command: list[str], folder: Path, timeout_s: int = 150, **environment: str) -> Ended:
     """Runs a command that starts the workers of TRAIN with this folder; no worker may be left."""
     outer = {name: "" for name in os.environ if OF_A_LAUNCHER.match(name)}
     code, output = run(command, timeout_s, {**outer, **environment})

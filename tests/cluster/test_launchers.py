@@ -49,7 +49,7 @@ def srun(folder, fault, request):
     assert code == 0, text
     environment = {**slurm.environment, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(
-        [slurm_module.program("sbatch"), "--wait", str(script)], env=environment, cwd=ROOT, timeout=90,
+        [slurm_module.program("sbatch"), "--wait", str(script)], env=environment, cwd=ROOT, timeout=150,
         capture_output=True, text=True,
     )  # fmt: skip
     assert output.exists(), done.stderr + slurm.logs()
