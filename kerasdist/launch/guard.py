@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 LEFT_ALONE_S = 10.0  # between SIGTERM and SIGKILL when the launcher is gone
@@ -25,10 +26,10 @@ def main() -> int:
     """Starts the worker, waits for it, and leaves none of its processes behind; returns its exit code."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    line = sys.stdin.buffer.readline()
-    if not line:
+    messages = _messages()
+    asked = next(messages, None)
+    if asked is None:
         return 1
-    asked = json.loads(line)
     library = ctypes.CDLL(None)
     own = os.getpid()
 
@@ -55,15 +56,23 @@ def main() -> int:
     for descriptor in asked.get("descriptors", []):
         os.close(descriptor)
     signal.signal(signal.SIGTERM, lambda *_: _end(worker, LEFT_ALONE_S))
-    threading.Thread(target=_obey, args=[worker], daemon=True).start()
+    threading.Thread(target=_obey, args=[worker, messages], daemon=True).start()
     code = worker.wait()
     _signal(worker, signal.SIGKILL)  # what the worker itself started and left
     return 128 - code if code < 0 else code
 
 
-def _obey(worker: subprocess.Popen[Any]) -> None:
-    for line in sys.stdin.buffer:
-        _end(worker, float(json.loads(line)["end"]))
+def _messages() -> Iterator[dict[str, Any]]:
+    """What comes along the lifeline, until it ends."""
+    rest = b""
+    while chunk := os.read(0, 65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _obey(worker: subprocess.Popen[Any], messages: Iterator[dict[str, Any]]) -> None:
+    for message in messages:
+        _end(worker, float(message["end"]))
     _end(worker, LEFT_ALONE_S)
 
 
