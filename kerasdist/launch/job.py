@@ -21,7 +21,7 @@ from kerasdist.launch.network import LOOPBACK, address_of, interface_of, own_add
 from kerasdist.launch.workers import Ssh, Start, Worker, last_traceback
 
 THIS_HOST = "localhost"
-OTHERS_S = 5.0  # after one rank failed the others learn of it and end by themselves; then they are told to
+OTHERS_S = 3.0  # after one rank failed the others learn of it and end by themselves; then they are told to
 FAILED_S = 5.0  # and get this long between SIGTERM and SIGKILL
 _OF_THIS_HOST = re.compile(
     r"(_|HOME|USER|LOGNAME|SHELL|MAIL|PWD|OLDPWD|SHLVL|HOSTNAME|DISPLAY|TERM|TMPDIR|XAUTHORITY|(SSH|XDG|DBUS|BASH_FUNC)_.*)"

@@ -112,7 +112,9 @@ def batch_script(request: Request) -> str:
     if lines[-1]:
         lines.append("")
     cpus = '--cpus-per-task="$SLURM_CPUS_PER_TASK" ' if request.cpus_per_task else ""
-    srun = f"srun --kill-on-bad-exit=1 {cpus}{shlex.join(request.command)}"
+    # Slurm would end the others with SIGTERM: rank 0 while it saves, and a failure would look like a stop.
+    kill = "" if request.requeue else "--kill-on-bad-exit=1 "
+    srun = f"srun {kill}{cpus}{shlex.join(request.command)}"
     lines += ["# One task a worker; the ranks find each other from what srun tells them.", srun]
     if request.requeue:
         lines += [

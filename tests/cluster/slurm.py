@@ -20,7 +20,7 @@ SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 AuthType=auth/munge
 # A job that was queued again waits as long as its credential lives.
-AuthInfo=socket={folder}/munge.socket,cred_expire=3
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root

@@ -53,7 +53,7 @@ def test_everything():
         env={"SLURM_CPUS_PER_TASK": "8", "PATH": "/usr/bin:/bin", "HOME": "/root"},
     ).stdout.splitlines()  # fmt: skip
     assert words == [
-        "--kill-on-bad-exit=1", "--cpus-per-task=8", "python", "my train.py", "--name", "a'b $HOME"
+        "--cpus-per-task=8", "python", "my train.py", "--name", "a'b $HOME"
     ]  # fmt: skip
 
 
