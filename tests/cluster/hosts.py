@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.cluster.daemon import daemon
 from tests.cluster.parts import program
 
 HOSTS = {"kerasdist-test-a": "10.78.0.1", "kerasdist-test-b": "10.78.0.2"}
@@ -26,23 +27,19 @@ def inside(host: str, *command: str) -> list[str]:
 @contextlib.contextmanager
 def connected(folder: Path) -> Iterator[None]:
     """Makes the hosts, each with an ssh server that the other one's root may log in to; removes them afterwards."""
-    servers: list[subprocess.Popen] = []
     try:
         _make_hosts(folder)
         keygen = [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f"]
         for name in ("server", "user"):
             _call(*keygen, str(folder / name))
         Path("/run/sshd").mkdir(exist_ok=True)
-        for host in HOSTS:
-            with (folder / f"sshd.{host}.log").open("w") as log:
-                servers.append(subprocess.Popen(inside(host, *_sshd(folder)), stderr=log, start_new_session=True))
-        for host, address in HOSTS.items():
-            _until_open(host, address)
-        yield
+        with contextlib.ExitStack() as servers:
+            for host in HOSTS:
+                servers.enter_context(daemon(inside(host, *_sshd(folder)), folder / f"sshd.{host}.log"))
+            for host, address in HOSTS.items():
+                _until_open(host, address)
+            yield
     finally:
-        for server in servers:
-            server.terminate()
-            server.wait(10)
         for host in HOSTS:
             subprocess.run([program("ip"), "netns", "delete", host], stderr=subprocess.DEVNULL)
             shutil.rmtree(Path("/etc/netns") / host, ignore_errors=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.cluster.daemon import daemon
 from tests.cluster.parts import PATH, program
 
 CONFIGURATION = """
@@ -103,27 +104,18 @@ def running(folder: Path) -> Iterator[Slurm]:
         f"--log-file={folder}/munged.log",
         *paths,
     ]
-    daemons = [munged, [program("slurmctld"), "-D"], [program("slurmd"), "-D"]]
-    processes = []
-    try:
-        for command in daemons:
-            with (folder / f"{Path(command[0]).name}.out").open("w") as out:
-                processes.append(
-                    subprocess.Popen(command, env=slurm.environment, stdout=out, stderr=out, start_new_session=True)
-                )
+    ours = {"PATH": PATH, "SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    with contextlib.ExitStack() as daemons:
+        for command in (munged, [program("slurmctld"), "-D"], [program("slurmd"), "-D"]):
+            daemons.enter_context(daemon(command, folder / f"{Path(command[0]).name}.out", ours))
             if command is munged:
                 _until(lambda: (folder / "munge.socket").exists(), "munged made no socket")
         _until(lambda: "idle" in slurm.call("sinfo", "-h", "-o", "%T"), f"no node is idle{slurm.logs()}")
-        yield slurm
-    finally:
-        with contextlib.suppress(Exception):
-            slurm.call("scancel", "--user=root", timeout_s=10)
-        for process in reversed(processes):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            process.kill()
-            process.wait()
+        try:
+            yield slurm
+        finally:
+            with contextlib.suppress(Exception):
+                slurm.call("scancel", "--user=root", timeout_s=10)
 
 
 def _until(condition, otherwise: str, timeout_s: float = 30) -> None:

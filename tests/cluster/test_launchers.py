@@ -51,13 +51,11 @@ def srun(folder, fault, request):
     _, *words = jobs.command_of(folder, fault)
     code, text = run(jobs.kerasdist_command("slurm", *asked, *words), 60)
     assert code == 0, text
-    environment = {**slurm.environment, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(
-        [slurm_module.program("sbatch"), "--wait", str(script)], env=environment, cwd=ROOT, timeout=150,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert output.exists(), done.stderr + slurm.logs()
-    return jobs.ended(done.returncode, output.read_text(), folder)
+    exported = f"ALL,PYTHONPATH={ROOT},TF_CPP_MIN_LOG_LEVEL=2"
+    job = slurm.call("sbatch", "--parsable", "--chdir", str(ROOT), "--export", exported, str(script)).strip()
+    facts = slurm.wait(job, ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), timeout_s=150)
+    assert output.exists(), f"{facts}{slurm.logs()}"
+    return jobs.ended(int(facts["ExitCode"].split(":")[0]), output.read_text(), folder)
 
 
 def torchrun_environment(folder, fault, request):
