@@ -32,6 +32,7 @@ _HOME = {
     "assert_replicas_in_sync": "kerasdist.helpers",
     "load_model": "kerasdist.saving",
     "check_build": "kerasdist.engine_build",
+    "run": "kerasdist.launch.function",
 }
 
 __all__ = sorted(_HOME)
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from kerasdist.helpers import broadcast as broadcast
     from kerasdist.helpers import broadcast_state as broadcast_state
     from kerasdist.helpers import rank_zero_first as rank_zero_first
+    from kerasdist.launch.function import run as run
     from kerasdist.saving import load_model as load_model
     from kerasdist.schedules import WarmupSchedule as WarmupSchedule
     from kerasdist.schedules import scaled_learning_rate as scaled_learning_rate

@@ -10,6 +10,8 @@ import click
 _COMMANDS = {
     "build-engine": ("kerasdist.cli.build_engine", "Build Horovod for the TensorFlow that is installed."),
     "doctor": ("kerasdist.cli.doctor", "Say what is good, missing or wrong for training on several workers."),
+    "run": ("kerasdist.cli.run", "Start a script on several workers, on this host or by ssh on several."),
+    "slurm": ("kerasdist.cli.slurm", "Write the batch script that runs a script on a Slurm cluster."),
 }
 
 

@@ -17,7 +17,7 @@ from kerasdist.config import Options, one_of
 from kerasdist.engine import meeting
 from kerasdist.engine.base import Engine, Group
 from kerasdist.errors import EngineError
-from kerasdist.launch.environment import read_environment
+from kerasdist.launch.environment import LaunchEnvironment, read_environment
 
 __all__ = ["Engine", "Group", "current", "init", "local_rank", "rank", "shutdown", "size", "world"]
 
@@ -67,7 +67,7 @@ def init(engine: str = "auto", options: Options | None = None) -> Engine:
         )
     if engine == "auto":
         engine = "horovod" if started > 1 else "local"
-    _current = _start(engine, started, environment.launcher or "python", options or Options())
+    _current = _start(engine, environment, options or Options())
     if _current.size > 1:
         keras_hooks.surround_fit(_around_fit, comes_last=lambda callback: hasattr(callback, "replica"))
         _name_this_rank(_current.rank)
@@ -77,7 +77,7 @@ def init(engine: str = "auto", options: Options | None = None) -> Engine:
     return _current
 
 
-def _start(engine: str, started: int, launcher: str, options: Options) -> Engine:
+def _start(engine: str, environment: LaunchEnvironment, options: Options) -> Engine:
     from kerasdist.engine.devices import claim_devices
 
     if engine == "local":
@@ -86,8 +86,9 @@ def _start(engine: str, started: int, launcher: str, options: Options) -> Engine
         return LocalEngine()
     from kerasdist.engine.horovod import HorovodEngine
 
-    running = HorovodEngine(options.timeout_s)
+    running = HorovodEngine(options.timeout_s, environment)
     running.start()
+    started, launcher = environment.size or 1, environment.launcher or "python"
     if running.size != started:
         seen, built = running.size, ", ".join(running.controllers())
         running.stop()

@@ -13,6 +13,8 @@ import tensorflow as tf
 from kerasdist.engine import meeting
 from kerasdist.engine.base import Engine, Group
 from kerasdist.errors import EngineError
+from kerasdist.launch.environment import LaunchEnvironment
+from kerasdist.launch.join import ready
 from kerasdist.step import current_step
 
 SHUT_DOWN = "has been shut down"  # in every error of Horovod's for a collective that a rank's end cut off
@@ -123,13 +125,16 @@ class HorovodEngine(Engine):
     only where the user set none.
 
     Args:
-        timeout_s: Seconds after which a collective that waits for missing ranks ends the job.
+        timeout_s: Seconds after which a collective that waits for missing ranks ends the job, and for which ranks
+            wait for each other at the start.
+        environment: What the launcher says. Default none.
     """
 
     name = "horovod"
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, environment: LaunchEnvironment | None = None) -> None:
         self._timeout_s = timeout_s
+        self._environment = environment or LaunchEnvironment()
         self._hvd: Any = None
         self._world: HorovodGroup | None = None
 
@@ -137,7 +142,8 @@ class HorovodEngine(Engine):
         """Imports and starts Horovod.
 
         Raises:
-            EngineError: Horovod is not installed, or was built for another TensorFlow.
+            EngineError: Horovod is not installed, or was built for another TensorFlow; or the ranks do not find each
+                other.
         """
         environ = os.environ
         # Horovod names the missing ranks after up to twice this time; before kerasdist ends the job.
@@ -149,7 +155,10 @@ class HorovodEngine(Engine):
         try:
             import horovod.tensorflow as hvd
 
-            hvd.init()
+            with ready(self._environment, hvd.mpi_built(), self._timeout_s):
+                hvd.init()
+        except EngineError:
+            raise
         except Exception as error:
             from kerasdist.engine_build import check_build
 

@@ -89,18 +89,33 @@ def read_environment(environ: Mapping[str, str]) -> LaunchEnvironment:
         What the innermost launcher says; `LaunchEnvironment()` (size 1) if there was none.
 
     Raises:
-        ValueError: a variable of that launcher does not hold a whole number of 0 or more.
+        ValueError: a variable of that launcher does not hold a whole number of 0 or more, or two of them contradict
+            each other.
     """
     for launcher in _LAUNCHERS:
         if all(environ.get(mark) for mark in launcher.marks):
-            return LaunchEnvironment(
+            found = LaunchEnvironment(
                 launcher=launcher.name,
                 rank=_number(environ, launcher.rank),
                 size=_number(environ, launcher.size),
                 local_rank=_number(environ, launcher.local_rank),
                 local_size=_number(environ, launcher.local_size) or _slurm_local_size(launcher, environ),
             )
+            _below(launcher, environ, found.rank, launcher.rank, found.size, launcher.size)
+            _below(launcher, environ, found.local_rank, launcher.local_rank, found.local_size, launcher.local_size)
+            return found
     return LaunchEnvironment()
+
+
+def _below(
+    launcher: _Launcher, environ: Mapping[str, str], number: int | None, name: str, count: int | None, count_name: str
+) -> None:
+    if number is not None and count is not None and count_name and number >= count:
+        raise ValueError(
+            f"The environment variables of {launcher.name} contradict each other: {name}={environ[name]}, but "
+            f"{count_name}={environ[count_name]}. Some may be left over from another job: unset them, or start the "
+            "script with its launcher."
+        )
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:

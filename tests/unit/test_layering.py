@@ -37,7 +37,8 @@ ALLOWED = {
 READS_THE_PACKAGE = {"handshake"}
 
 PRIVATE = {"keras.src": {"keras_hooks.py"}, "tensorflow.python": {"keras_hooks.py"}}
-HOROVOD = {"engine/horovod.py", "engine_build/probe.py", "cli/trial.py"}  # the last two in processes of their own
+# The second and third in processes of their own; the others to start workers.
+HOROVOD = {"engine/horovod.py", "engine_build/probe.py", "cli/trial.py", "launch/rendezvous.py", "launch/job.py"}
 
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 

@@ -278,7 +278,6 @@ def python(code, **environment):
     "environment",
     [
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
-        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
         {"PMI_SIZE": "2", "PMI_RANK": "0"},
     ],
     ids=lambda one: next(iter(one)),
@@ -289,6 +288,22 @@ def test_processes_that_do_not_see_each_other(environment):
     assert "EngineError" in done.stderr, done.stderr
     assert "started 2 processes, but Horovod sees 1" in done.stderr
     assert "Built controllers" in done.stderr and "horovodrun -np 2" in done.stderr
+
+
+@NEEDS_HOROVOD
+def test_a_step_whose_other_process_does_not_come():
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node1", "SLURMD_NODENAME": "node1"}
+    waiting = FOUND.replace("init()", "init(options=kerasdist.Options(timeout_s=1))")
+    done = python(waiting, SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", **step)
+    assert done.returncode != 0 and "size" not in done.stdout, done.stdout
+    assert "EngineError: rank 0: waited 1 s" in done.stderr and "for rank 1 to start" in done.stderr, done.stderr
+
+
+@NEEDS_HOROVOD
+def test_variables_of_a_step_that_are_left_over():
+    done = python(FOUND, SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0")
+    assert done.returncode != 0 and "size" not in done.stdout, done.stdout
+    assert "SLURM_JOB_ID is not set" in done.stderr and "each would train alone" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_NTASKS": "2"}, {"SLURM_STEP_NUM_TASKS": "1"}], ids=str)

@@ -37,7 +37,9 @@ def _states(evidence):
     return {finding.name: finding.state for finding in diagnose(evidence)}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["build-engine", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([name, "--help"] for name in ("build-engine", "doctor", "run", "slurm"))]
+)
 def test_help_imports_neither_tensorflow_nor_keras(arguments):
     script = (
         "import sys; from kerasdist.cli import main; main(sys.argv[1:], standalone_mode=False); "
