@@ -86,7 +86,8 @@ class StepExchange:
 
     def prepare(self) -> None:
         """Makes room for the copies of what a step changes before its gate. Before the train step is traced."""
-        for variable in [*self.model.metrics_variables, *keras_hooks.layer_state(self.model)]:
+        changing = [*keras_hooks.layer_state(self.model), *keras_hooks.seed_states(self.model)]
+        for variable in [*self.model.metrics_variables, *changing]:
             if id(variable) not in self._kept:
                 value = keras_hooks.numpy_values([variable])[0]
                 self._kept[id(variable)] = variable, tf.Variable(value, trainable=False)

@@ -18,7 +18,7 @@ from kerasdist.errors import RankMismatchError
 from kerasdist.optimizer import distributed_apply
 
 
-def signature(model: Any, settings: Settings) -> dict[str, Any]:
+def signature(model: Any, settings: Settings | None) -> dict[str, Any]:
     """What must be equal on all ranks, as a flat dict of JSON values.
 
     Names that the user gave are kept; names that Keras made up (``dense_3``) are replaced by the class, so that a
@@ -30,7 +30,7 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "floatx": keras.config.floatx(),
         "dtype policy": str(getattr(model.dtype_policy, "name", model.dtype_policy)),
-        **settings.facts(),
+        **(settings.facts() if settings is not None else {}),
     }
     auto_names = keras_hooks.auto_named(model)
     for position, variable in enumerate(model.variables):
