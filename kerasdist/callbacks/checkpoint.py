@@ -80,16 +80,16 @@ class Checkpoint(keras.callbacks.Callback):
         """What a ``fit`` runs in: looks for a checkpoint before Keras reads the data. Collective."""
         group = engine.world()
         self._refuse(model, call, group)
-        plan = [self.every, self.keep]
-        place.same_on_all_ranks("the arguments of Checkpoint", plan, group)
+        place.same_on_all_ranks("the arguments `every` and `keep` of Checkpoint", [self.every, self.keep], group)
         self._found = place.find(self.folder, group)
         self._written, self._facts = None, {}
         self._first, self._epochs = int(call.get("initial_epoch", 0)), int(call.get("epochs", 1))
         self._place = place.Place(self._first, 0)
+        if self._found is not None:
+            place.check_workers(self._found, group)
         self._seeds(model, call)
         if self._found is not None:
             self._place = self._written = self._found.place(self._first, self._epochs)
-            place.check_workers(self._found, group)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras_hooks.noted_training_data(self._note))
             if group.size == 1:
@@ -120,36 +120,27 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _seeds(self, model: Any, call: dict[str, Any]) -> None:
         """Lets the data come in the order that it had; where there was none yet, in one that can be repeated."""
-        strategy = getattr(keras_hooks.patched_by(model), "owner", None)
+        group, strategy = engine.world(), getattr(keras_hooks.patched_by(model), "owner", None)
         drawn = getattr(strategy, "drawn_seed", None)
-        seed = None if drawn is not None else keras_hooks.user_seed()
-        before = self._found.header["seeds"] if self._found is not None else None
-        if before is not None and before["user"] != seed:
-            raise meeting.known_to_all(
-                ValueError(
-                    f"rank {engine.rank()}: {self._found} was written in a training with another seed, which may order "
-                    f"the data otherwise. Expected: {before['user']}. Received: {seed}. Begin with "
-                    f"keras.utils.set_random_seed({before['user']})."
-                    if before["user"] is not None
-                    else f"rank {engine.rank()}: {self._found} was written in a training without a seed, and there is "
-                    f"one now. Received: {seed}. Leave out keras.utils.set_random_seed, or give another folder."
-                )
-            )
-        if before is not None and before["drawn"] is not None and strategy is not None:
-            drawn = before["drawn"]
-            strategy.take_drawn_seed(drawn)
-        x = call.get("x")
+        users = gather_json(None if drawn is not None else keras_hooks.user_seed(), group, "checkpoint.seeds")
+        before = None
+        if self._found is not None:
+            place.check_seeds(self._found, users, group)
+            before = self._found.header["seeds"]
+            if before["drawn"] is not None and strategy is not None:
+                drawn = before["drawn"]
+                strategy.take_drawn_seed(drawn)
+        x, order = call.get("x"), None
         if isinstance(x, data.SharedData):
             if before is not None and before["order"] is not None:
                 x.reseed(before["order"])
             order = x.seed
-        elif isinstance(x, keras_hooks.DataAdapter) or seed is not None:
-            order = None
-        else:
-            order = before["order"] if before is not None else _draw()
-            if not data.shuffle_arrays(call, order):
+        elif all(one is None for one in users) and not isinstance(x, keras_hooks.DataAdapter):
+            own = int(np.random.SeedSequence().generate_state(1)[0])
+            order = before["order"] if before is not None else gather_json(own, group, "checkpoint.order")[0]
+            if order is not None and not data.shuffle_arrays(call, order):
                 order = None
-        self._header = {"seeds": {"user": seed, "drawn": drawn, "order": order}}
+        self._header = {"seeds": {"users": users, "drawn": drawn, "order": order}}
 
     def _note(self, training_data: Any) -> None:
         self._data = training_data
@@ -270,7 +261,3 @@ class Checkpoint(keras.callbacks.Callback):
             facts["steps_per_execution"] = self.model.steps_per_execution
             self._facts = facts
         return self._facts
-
-
-def _draw() -> int:
-    return int(gather_json(int(np.random.SeedSequence().generate_state(1)[0]), engine.world(), "checkpoint.seed")[0])

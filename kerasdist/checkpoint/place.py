@@ -121,6 +121,30 @@ def check_workers(found: Found, group: Group) -> None:
     )
 
 
+def check_seeds(found: Found, seeds: list[int | None], group: Group) -> None:
+    """Refuses other seeds than the user had set, which may order the data otherwise.
+
+    Args:
+        found: The checkpoint.
+        seeds: Those that the user set on each rank, or None.
+        group: The ranks.
+
+    Raises:
+        ValueError: On all ranks.
+    """
+    before = found.header["seeds"]["users"]
+    if before == seeds or (found.header["workers"] != group.size and before[0] == seeds[0]):
+        return
+    expected, received = (one[0] if len(set(one)) == 1 else one for one in (before, seeds))
+    raise known_to_all(
+        ValueError(
+            f"rank {group.rank}: {found} was written in a training with another seed, which may order the data "
+            f"otherwise. Expected: {expected}. Received: {received}. Begin the script with "
+            f"keras.utils.set_random_seed as it did then, or give Checkpoint another folder."
+        )
+    )
+
+
 def check_facts(found: Found, facts: dict[str, Any], group: Group) -> None:
     """Refuses a training that is not the one of the checkpoint.
 
@@ -150,7 +174,7 @@ def doubt(data: Any, seeds: dict[str, Any]) -> str | None:
             "Checkpoint: the training data `x` is a Python generator, which cannot be started again at a place. A fit "
             "that continues reads it from its beginning up to the place, and is exact only if it then yields the same."
         )
-    if seeds["order"] is not None or seeds["user"] is not None:
+    if seeds["order"] is not None or seeds["users"][0] is not None:
         return None
     drawn = seeds["drawn"]
     if any(seed in ((0, 0), (drawn, seed[1])) for seed in data.shuffles) or (
