@@ -237,7 +237,7 @@ def build_metrics(model: Any, spec: Any) -> None:
         return
     try:
         model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
-    except RuntimeError as error:
+    except Exception as error:  # whatever the model, or a metric of one's own, says of symbolic data
         raise ValueError(str(error)) from error
 
 

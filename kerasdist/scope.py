@@ -64,8 +64,7 @@ class ScopedReplica(Replica):
         self._add_agreement(call)
         drawn, callbacks = self.owner.drawn_seed, keras_hooks.make_callback_list(call.get("callbacks"))[0]
         if keras_hooks.user_seed() is None and any(isinstance(one, Checkpoint) for one in callbacks):
-            own = int(np.random.SeedSequence().generate_state(1)[0])
-            drawn = gather_json(own, self.group, "order")[0]
+            drawn = gather_json(int(np.random.SeedSequence().generate_state(1)[0]), self.group, "order")[0]
         shared = [data.take_training_data(call, self.group, self.settings, drawn)]
         validation, batch_size = call.get("validation_data"), call.pop("validation_batch_size", None)
         given = gather_json(validation is not None, self.group, "validation_data")

@@ -239,6 +239,9 @@ class Checkpoint(keras.callbacks.Callback):
             )
         if self._place.batch:
             self._logs.enter_context(keras_hooks.logs_without_steps(self.model))
+            replica = keras_hooks.patched_by(self.model)
+            if isinstance(replica, Replica):
+                replica.exchange.steps = self._place.batch // self.model.steps_per_execution
 
     def _build(self) -> None:
         """Makes all variables, and all ranks hold one state, if that was not done yet. Collective."""

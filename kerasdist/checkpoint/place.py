@@ -132,9 +132,11 @@ def check_seeds(found: Found, seeds: list[int | None], group: Group) -> None:
     Raises:
         ValueError: On all ranks.
     """
-    before = found.header["seeds"]["users"]
+    before, drawn = found.header["seeds"]["users"], found.header["seeds"]["drawn"]
     if before == seeds or (found.header["workers"] != group.size and before[0] == seeds[0]):
         return
+    if drawn is not None and set(seeds) == {drawn}:
+        return  # set by the user now, as the warning of data without a seed says
     expected, received = (one[0] if len(set(one)) == 1 else one for one in (before, seeds))
     raise known_to_all(
         ValueError(
