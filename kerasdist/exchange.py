@@ -74,7 +74,8 @@ class StepExchange:
         if self.group.size == 1:
             return
         here = [t for t in step.reduced if tf.executing_eagerly() or t.graph is tf.compat.v1.get_default_graph()]
-        with tf.control_dependencies(None if tf.executing_eagerly() else here):
+        # The gate too: a pass that only accumulates reduces nothing, or inside of a conditional.
+        with tf.control_dependencies(None if tf.executing_eagerly() else [step.gate, *here]):
             self._done.assign_add(1)
 
     def _keep_state(self) -> None:

@@ -246,12 +246,13 @@ class Checkpoint(keras.callbacks.Callback):
     def _build(self) -> None:
         """Makes all variables, and all ranks hold one state, if that was not done yet. Collective."""
         replica, spec = keras_hooks.patched_by(self.model), self._data.element_spec
+        inside = spec.data if isinstance(spec, data.Batch) else spec
+        keras_hooks.build(self.model, inside)
+        # Before the replica is prepared, which takes metrics back where a step is not applied.
+        with contextlib.suppress(ValueError):  # as of a model without a call; Keras makes them in the first step
+            keras_hooks.build_metrics(self.model, inside)
         if isinstance(replica, Replica) and not replica.ready:
             replica.prepare(spec)
-        spec = spec.data if isinstance(spec, data.Batch) else spec
-        keras_hooks.build(self.model, spec)
-        with contextlib.suppress(ValueError):  # as of a model without a call; Keras makes them in the first step
-            keras_hooks.build_metrics(self.model, spec)
 
     def _known_facts(self) -> dict[str, Any]:
         """What must be the same in a training that continues this one."""

@@ -57,41 +57,38 @@ def unknown_length(x, y):
     return batches(x, y).filter(lambda x, y: True)
 
 
-# Each: door, options of the door, optimizer, arguments of compile, whether a seed is set, data for fit, places.
+# Each: door, options of the door, optimizer, arguments of compile, whether a seed is set, data for fit, a place.
 TRAININGS = {
     "arrays, accumulation of 3": (
         "scope", {}, lambda: keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=3), {}, True,
-        lambda: {"x": X, "y": Y, "batch_size": 2}, (WITHIN, BETWEEN),
+        lambda: {"x": X, "y": Y, "batch_size": 2}, BETWEEN,
     ),
     "arrays without a seed, residuals": (
         "scope", {"compression": "topk"}, lambda: keras.optimizers.Adam(0.05), {}, False,
-        lambda: {"x": X, "y": Y, "batch_size": 2}, (WITHIN, BETWEEN),
+        lambda: {"x": X, "y": Y, "batch_size": 2}, WITHIN,
     ),
-    "tf.data, local updates": (
+    "shard without a seed, local updates": (
         "scope", {"algorithm": LocalSGD(every=3), "compression": "int8"},
-        lambda: keras.optimizers.SGD(0.05, momentum=0.9), {}, True, lambda: {"x": batches()}, (WITHIN,),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9), {}, False,
+        lambda: {"x": kerasdist.shard(X, Y, batch_size=2)}, WITHIN,
     ),
     "one stream, executions of 2": (
         "scope", {}, lambda: keras.optimizers.Adam(0.05), {"steps_per_execution": 2}, True,
-        lambda: {"x": batches().repeat(), "steps_per_epoch": 4}, (WITHIN,),
+        lambda: {"x": batches().repeat(), "steps_per_epoch": 4}, WITHIN,
     ),
     "PyDataset": (
-        "scope", {}, lambda: keras.optimizers.Adam(0.05), {}, True, lambda: {"x": Shuffled(), "shuffle": True},
-        (WITHIN,),
+        "scope", {}, lambda: keras.optimizers.Adam(0.05), {}, True, lambda: {"x": Shuffled(), "shuffle": True}, WITHIN,
     ),
     "own arrays without a seed": (
-        "callback", {}, lambda: keras.optimizers.Adam(0.05), {}, False,
-        lambda: {"x": X[OWN], "y": Y[OWN], "batch_size": 2}, (WITHIN, BETWEEN),
-    ),
-    "shard without a seed": (
-        "callback", {"compression": "powersgd"}, lambda: keras.optimizers.SGD(0.05, momentum=0.9), {}, False,
-        lambda: {"x": kerasdist.shard(X, Y, batch_size=2)}, (WITHIN,),
+        "callback", {"compression": "powersgd"}, lambda: keras.optimizers.Adam(0.05), {}, False,
+        lambda: {"x": X[OWN], "y": Y[OWN], "batch_size": 2}, WITHIN,
     ),
     "own data of unknown length": (
         "callback", {}, lambda: keras.optimizers.Adam(0.05), {}, True,
-        lambda: {"x": unknown_length(X[: 9 + 5 * RANK], Y[: 9 + 5 * RANK])}, (WITHIN,),
+        lambda: {"x": unknown_length(X[: 9 + 5 * RANK], Y[: 9 + 5 * RANK])}, None,
     ),
 }  # fmt: skip
+FOLDERS = {}  # of the uninterrupted trainings
 
 
 def new_model(door, options, optimizer, compiled, seeded=True):
@@ -123,23 +120,26 @@ def trained(name, *callbacks):
 
 def up_to(folder, place):
     """A new folder with the checkpoints up to a place."""
-    copied = Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
+    copied = new_folder()
     for path in folder.glob("*.npz"):
         if tuple(map(int, re.findall(r"\d+", path.name)))[:2] <= place:
             shutil.copy(path, copied)
     return copied
 
 
+def new_folder():
+    return Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
+
+
 def case_continued():
     found = {}
-    for name, (*_, seeded, _, places) in TRAININGS.items():
-        folder = Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
+    for name, (*_, place) in TRAININGS.items():
+        folder = FOLDERS[name] = new_folder()
         straight = trained(name, kerasdist.Checkpoint(folder, every=2, keep=100))
         found[name] = {"straight": straight, "files": sorted(path.name for path in folder.iterdir())}
-        if seeded:
-            found[name]["without"] = trained(name)
-        for place in places:
-            found[name][place] = trained(name, kerasdist.Checkpoint(up_to(folder, place), every=2))
+        if place is not None:
+            found[name]["continued"] = trained(name, kerasdist.Checkpoint(up_to(folder, place), every=2))
+    found["without"] = trained("PyDataset")
     return found
 
 
@@ -158,9 +158,9 @@ def case_sigterm_writes():
     """The exit code, the files, and the same training continued, for both doors."""
     found = {}
     for name in ("arrays, accumulation of 3", "own data of unknown length"):
-        folder = Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
+        folder = new_folder()
         try:
-            trained(name, kerasdist.Checkpoint(folder), Terminated())
+            trained(name, kerasdist.Checkpoint(folder, every=2, keep=2), Terminated())
             code = None
         except SystemExit as ended:
             code = ended.code
@@ -189,42 +189,40 @@ def rewritten(folder, **header):
 def case_not_continued():
     """What is skipped, what is refused, and that the ranks are in step afterwards."""
     name, found = "arrays, accumulation of 3", {}
-    folder = Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
-    trained(name, kerasdist.Checkpoint(folder, keep=2))
-    found["kept"] = sorted(path.name for path in folder.iterdir())
-
-    copied = up_to(folder, (EPOCHS, 0))
+    copied = up_to(FOLDERS[name], (EPOCHS, 0))
     if RANK == 0:
         last = copied / "checkpoint-e000003-b000000000.npz"
         content = bytearray(last.read_bytes())
         content[len(content) // 2] ^= 1
         last.write_bytes(content)
+        (copied / "checkpoint-e000002-b000000002.npz").write_bytes(b"")
+        (copied / "checkpoint-e000002-b000000004.npz").unlink()
         np.savez(copied / "checkpoint-e000007-b000000000.npz", weights=np.ones(3))
         (copied / "checkpoint-e000008-b000000000.npz").write_bytes(last.read_bytes()[:-200])
         (copied / ".checkpoint-e000009-b000000000.npz.1.tmp").write_bytes(b"half of one")
     result, messages = told(trained, name, kerasdist.Checkpoint(copied))
-    found["torn"] = result["epochs"], messages, sorted(path.name for path in copied.iterdir())
+    found["torn"] = result, messages, sorted(path.name for path in copied.iterdir())
 
     def of_another_model():
         keras.utils.set_random_seed(7)
         with kerasdist.DataParallelStrategy().scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(0.05), "mse")
-        model.fit(X, Y, batch_size=2, epochs=4, verbose=0, callbacks=[kerasdist.Checkpoint(folder)])
+        model.fit(X, Y, batch_size=2, epochs=4, verbose=0, callbacks=[kerasdist.Checkpoint(copied)])
 
     def again(every=None, seed=7, **call):
         door, options, optimizer, compiled, *_ = TRAININGS[name]
         model, _ = new_model(door, options, optimizer, compiled)
         keras.utils.set_random_seed(seed)
         arguments = {"x": X, "y": Y, "batch_size": 2, "epochs": 4, "verbose": 0} | call
-        model.fit(**arguments, callbacks=[kerasdist.Checkpoint(folder, every), *call.get("callbacks", [])])
+        model.fit(**arguments, callbacks=[kerasdist.Checkpoint(copied, every)])
 
     found["another model"] = told(of_another_model)[0]
     found["another batch size"] = told(lambda: again(batch_size=3))[0]
     found["another seed"] = told(lambda: again(seed=8))[0]
     found["arguments that differ"] = told(lambda: again(every=1 + RANK))[0]
     if RANK == 0:
-        rewritten(folder, workers=3)
+        rewritten(copied, workers=3)
     found["another number of workers"] = told(again)[0]
     found["after"] = float(kerasdist.all_reduce(1.0, "sum"))
     return found
@@ -232,18 +230,17 @@ def case_not_continued():
 
 def case_nothing_left():
     """A training that is over, by its epochs or by a callback, is not continued; its state is there."""
-    found = {}
 
     class Stops(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
+            self.model.stop_training = epoch == 0
 
-    for kind, callbacks in (("epochs", []), ("stopped", [Stops()])):
-        folder = Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
-        straight = trained("PyDataset", kerasdist.Checkpoint(folder), *callbacks)
-        again, messages = told(trained, "PyDataset", kerasdist.Checkpoint(folder))
-        found[kind] = straight, again, messages
-    return found
+    folder, name = new_folder(), "PyDataset"
+    stopped = trained(name, kerasdist.Checkpoint(folder), Stops())
+    return {
+        "epochs": (None, *told(trained, name, kerasdist.Checkpoint(FOLDERS[name]))),
+        "stopped": (stopped, *told(trained, name, kerasdist.Checkpoint(folder))),
+    }
 
 
 def case_generator():
@@ -253,15 +250,11 @@ def case_generator():
 
     door, options, optimizer, compiled, *_ = TRAININGS["PyDataset"]
     model, _ = new_model(door, options, optimizer, compiled)
-    folder = tempfile.mkdtemp(prefix="kerasdist-checkpoints-")
-    call = {"steps_per_epoch": 2, "verbose": 0, "callbacks": [kerasdist.Checkpoint(folder)]}
+    call = {"steps_per_epoch": 2, "verbose": 0, "callbacks": [kerasdist.Checkpoint(new_folder())]}
     return told(lambda: model.fit(stream(), **call))[1]
 
 
 def case_ranks_hold_their_own():
     """What of a checkpoint is kept for each rank, with local updates and residuals."""
-    door, options, optimizer, compiled, _, data, _ = TRAININGS["tf.data, local updates"]
-    model, _ = new_model(door, options, optimizer, compiled)
-    folder = Path(tempfile.mkdtemp(prefix="kerasdist-checkpoints-"))
-    model.fit(**data(), epochs=1, verbose=0, callbacks=[kerasdist.Checkpoint(folder, every=2)])
+    folder = FOLDERS["shard without a seed, local updates"]
     return {path.name: files.read(path).header["own"] for path in folder.iterdir()}

@@ -21,21 +21,22 @@ def equal(found, expected, first):
         assert found["logs"][key] == pytest.approx(values[first:], abs=1e-9), key
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", [name for name, (*_, place) in TRAININGS.items() if place])
 def test_continued(job, name):
-    places = TRAININGS[name][-1]
+    place = TRAININGS[name][-1]
     for rank, every in enumerate(job.ranks("case_continued")):
         found = every[name]
-        straight = found["straight"]
-        assert straight["epochs"] == [0, 1, 2]
+        assert found["straight"]["epochs"] == [0, 1, 2]
         assert (f"checkpoint-e{WITHIN[0]:06d}-b{WITHIN[1]:09d}.npz" in found["files"]) == (rank == 0)
         if rank:
             assert found["files"] == []  # rank 0 alone needs a disk
-        if "without" in found:
-            equal(found["without"], straight, 0)
-        for place in places:
-            equal(found[place], straight, place[0])
-    assert set(places) <= {WITHIN, BETWEEN}
+        equal(found["continued"], found["straight"], place[0])
+    assert place in (WITHIN, BETWEEN)
+
+
+def test_numbers_are_those_without(job):
+    for every in job.ranks("case_continued"):
+        equal(every["without"], every["PyDataset"]["straight"], 0)
 
 
 @pytest.mark.parametrize("name", ["arrays, accumulation of 3", "own data of unknown length"])
@@ -44,21 +45,27 @@ def test_sigterm_writes(job, name):
     for rank, found in enumerate(job.ranks("case_sigterm_writes")):
         code, files, continued = found[name]
         assert code == 143
-        written = ["checkpoint-e000001-b000000000.npz", "checkpoint-e000001-b000000003.npz"]
+        written = ["checkpoint-e000001-b000000002.npz", "checkpoint-e000001-b000000003.npz"]
         assert files == (written if rank == 0 else [])
         equal(continued, trainings[rank][name]["straight"], 1)
 
 
 def test_skipped(job):
+    trainings = job.ranks("case_continued")
     for rank, found in enumerate(job.ranks("case_not_continued")):
-        epochs, messages, files = found["torn"]
-        assert epochs == [2]  # the one after two epochs is the last that is whole
+        result, messages, files = found["torn"]
+        # The one after two epochs is the last that is whole.
+        equal(result, trainings[rank]["arrays, accumulation of 3"]["straight"], 2)
         if rank:
             assert messages == [] and files == []
             continue
-        assert found["kept"] == ["checkpoint-e000002-b000000000.npz", "checkpoint-e000003-b000000000.npz"]
-        for number, why in ((8, "torn"), (7, "not written by kerasdist"), (3, "")):
-            (message,) = [one for one in messages if f"checkpoint-e{number:06d}-b000000000.npz is not used" in one]
+        for place, why in (
+            ("8-b000000000", "torn"),
+            ("7-b000000000", "not written by kerasdist"),
+            ("3-b000000000", ""),
+            ("2-b000000002", "torn"),
+        ):
+            (message,) = [one for one in messages if f"checkpoint-e00000{place}.npz is not used" in one]
             assert why in message and "The one before it is tried." in message
         assert not [name for name in files if name.endswith(".tmp")]
 
@@ -82,9 +89,11 @@ def test_refused(job):
 
 def test_nothing_left(job):
     why = {"epochs": "3 epochs are done", "stopped": "a callback had set stop_training"}
+    trainings = job.ranks("case_continued")
     for rank, found in enumerate(job.ranks("case_nothing_left")):
         for kind, (straight, again, messages) in found.items():
             assert again["epochs"] == []
+            straight = straight or trainings[rank]["PyDataset"]["straight"]
             for one, other in zip(again["values"], straight["values"], strict=True):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
             assert len(messages) == (1 if rank == 0 else 0)
@@ -101,4 +110,4 @@ def test_what_is_kept_for_each_rank(job):
     within = own["checkpoint-e000000-b000000002.npz"]
     assert {name.split("/")[0] for name in within} >= {"model", "optimizer0", "seed", "metric"}
     between = own["checkpoint-e000001-b000000000.npz"]
-    assert {name.split("/")[0] for name in between} == {"optimizer0", "seed"}
+    assert {"optimizer0", "seed"} <= {name.split("/")[0] for name in between} <= {"optimizer0", "seed", "random"}
