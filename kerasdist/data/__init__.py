@@ -235,7 +235,7 @@ def shuffle_arrays(call: dict[str, Any], seed: int) -> bool:
     Returns:
         Whether it did: not where the data is none of arrays, or is not to be shuffled.
     """
-    parts = tuple(call.get(name) for name in ("x", "y", "sample_weight"))
+    parts: Any = tuple(call.get(name) for name in ("x", "y", "sample_weight"))
     batch_size = call.get("batch_size")
     if batch_size is None and call.get("steps_per_epoch") is None:
         batch_size = DEFAULT_BATCH_SIZE
