@@ -10,6 +10,7 @@ left over, and no file may be found torn.
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
 import contextlib
 import os
@@ -77,6 +78,15 @@ class Job:
         self.process = subprocess.Popen(
             line, cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | extra
         )
+        atexit.register(self.kill)
+
+    def kill(self) -> None:
+        """Ends whatever of it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in alive(self.folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def pids(self) -> list[int]:
         """The workers' processes, once all of them train; else none."""
@@ -103,11 +113,7 @@ class Job:
             time.sleep(0.2)
             left = alive(self.folder)
         self.orphans = len(left) if code is not None else 0
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in alive(self.folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.kill()
         self.process.wait()
         self.log.seek(0)
         return code, self.log.read()
@@ -169,6 +175,7 @@ def main(runs: int, seed: int) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
     chance, rows = random.Random(seed), []
     console = Console()
     with tempfile.TemporaryDirectory(prefix="kerasdist-crash-") as home:
