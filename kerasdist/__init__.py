@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Checkpoint": "kerasdist.callbacks",
     "DataParallelStrategy": "kerasdist.strategy",
     "DistributedOptimizer": "kerasdist.callbacks",
     "LearningRateWarmup": "kerasdist.callbacks",
@@ -38,6 +39,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
+    from kerasdist.callbacks import Checkpoint as Checkpoint
     from kerasdist.callbacks import DistributedOptimizer as DistributedOptimizer
     from kerasdist.callbacks import LearningRateWarmup as LearningRateWarmup
     from kerasdist.config import Options as Options

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasdist.buckets import Bucket, pack, plan_buckets, unpack
@@ -35,6 +36,7 @@ class Averager:
         self._state: dict[str, dict[str, tf.Variable]] = {}
         self._buckets: dict[str, Bucket] = {}  # whose state it is
         self.counters: dict[str, tf.Variable] = {}
+        self._restored: dict[str, Any] = {}  # for what is not made yet
         self._compared = False
 
     @property
@@ -47,6 +49,22 @@ class Averager:
         """What the compressor remembers on this rank, by the names of bucket and value. Made in the first call."""
         state = {f"{bucket}.{key}": v for bucket, state in self._state.items() for key, v in state.items()}
         return {**state, **self.counters}
+
+    @property
+    def pending(self) -> dict[str, Any]:
+        """What was restored and is not in ``variables`` yet, by the names that ``restore`` takes."""
+        return dict(self._restored)
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Puts back what ``variables`` were, by their names without the averager's own. Not collective.
+
+        What is not made yet begins with its value; what is made and not among them, as before the first step.
+        """
+        self._restored = dict(values)
+        for name, bucket in self._buckets.items():
+            variables = self._made(name)
+            for key, value in self._first_values(bucket, name).items():
+                variables[key].assign(value)
 
     def weight(self, rows: Any, total: Any, dtype: Any) -> Any:
         """The factor that a rank's mean gradient takes before it is averaged.
@@ -128,13 +146,26 @@ class Averager:
         counters = self.compressor.counters
         if self._buckets.get(name) != bucket:
             with tf.init_scope():
-                initial = self.compressor.initial_state(bucket)
+                initial = self._first_values(bucket, name)
                 made = {k: tf.Variable(v, trainable=False, name=f"{name}.{k}") for k, v in initial.items()}
             self._state[name] = {key: variable for key, variable in made.items() if key not in counters}
             self._buckets[name] = bucket
             for key in counters:
                 self.counters.setdefault(f"{name}.{key}", made[key])
-        return {**self._state[name], **{key: self.counters[f"{name}.{key}"] for key in counters}}
+        return self._made(name)
+
+    def _made(self, name: str) -> dict[str, tf.Variable]:
+        """The variables of a bucket that there are, counters among them, by the compressor's names."""
+        return {**self._state[name], **{key: self.counters[f"{name}.{key}"] for key in self.compressor.counters}}
+
+    def _first_values(self, bucket: Bucket, name: str) -> dict[str, Any]:
+        """What a bucket's state begins with: what was restored, else the compressor's own."""
+        values = self.compressor.initial_state(bucket)
+        for key, value in values.items():
+            restored = self._restored.pop(f"{name}.{key}".removeprefix(f"{self.name}."), None)
+            if restored is not None and restored.shape == np.shape(value):
+                values[key] = restored
+        return values
 
     def _warn_if_more_is_sent(self, buckets: Sequence[Bucket]) -> None:
         """Once: a compressor that sends more than no compression would is hardly what was wanted."""

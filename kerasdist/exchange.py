@@ -74,7 +74,8 @@ class StepExchange:
         if self.group.size == 1:
             return
         here = [t for t in step.reduced if tf.executing_eagerly() or t.graph is tf.compat.v1.get_default_graph()]
-        with tf.control_dependencies(None if tf.executing_eagerly() else here):
+        # The gate too: a pass that only accumulates reduces nothing, or inside of a conditional.
+        with tf.control_dependencies(None if tf.executing_eagerly() else [step.gate, *here]):
             self._done.assign_add(1)
 
     def _keep_state(self) -> None:
@@ -86,7 +87,8 @@ class StepExchange:
 
     def prepare(self) -> None:
         """Makes room for the copies of what a step changes before its gate. Before the train step is traced."""
-        for variable in [*self.model.metrics_variables, *keras_hooks.layer_state(self.model)]:
+        changing = [*keras_hooks.layer_state(self.model), *keras_hooks.seed_states(self.model)]
+        for variable in [*self.model.metrics_variables, *changing]:
             if id(variable) not in self._kept:
                 value = keras_hooks.numpy_values([variable])[0]
                 self._kept[id(variable)] = variable, tf.Variable(value, trainable=False)

@@ -17,7 +17,7 @@ from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
 
 
-def signature(model: Any, settings: Settings) -> dict[str, Any]:
+def signature(model: Any, settings: Settings | None) -> dict[str, Any]:
     """What must be equal on all ranks, as a flat dict of JSON values.
 
     Names that the user gave are kept; names that Keras made up (``dense_3``) are replaced by the class, so that a
@@ -29,7 +29,7 @@ def signature(model: Any, settings: Settings) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "floatx": keras.config.floatx(),
         "dtype policy": str(getattr(model.dtype_policy, "name", model.dtype_policy)),
-        **settings.facts(),
+        **(settings.facts() if settings is not None else {}),
     }
     auto_names = keras_hooks.auto_named(model)
     for position, variable in enumerate(model.variables):

@@ -20,15 +20,17 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format as _legacy_h5
 from keras.src.losses import loss as _losses
 from keras.src.saving import saving_lib as _saving_lib
 from keras.src.trainers.data_adapters import get_data_adapter as _get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays as can_convert_arrays
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split as train_validation_split
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight as unpack_data
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.naming import to_snake_case
 from tensorflow.python.eager import context as _tf_context
@@ -118,29 +120,42 @@ def observe_models(attach: Callable[[Any], Any]) -> Iterator[None]:
         TensorFlowTrainer.__init__, Trainer.compile = made, compiled
 
 
-def surround_fit(
-    surroundings: Callable[[Any, Any], contextlib.AbstractContextManager[Any]], comes_last: Callable[[Any], bool]
-) -> None:
-    """From now on each ``fit`` of this process runs inside of ``surroundings(model, callbacks)``.
+_surroundings: list[Callable[[Any, Any], contextlib.AbstractContextManager[Any]]] = []
 
-    Callbacks of a list for which ``comes_last(callback)`` holds are moved behind the others. A callback with a method
-    ``take_data`` is given the call's arguments, to put data of its own in the place of the user's.
+
+def surround_fit(
+    surroundings: Callable[[Any, Any], contextlib.AbstractContextManager[Any]] | None = None,
+) -> None:
+    """From now on each ``fit`` of this process runs inside of ``surroundings(model, callbacks)``, if any are given.
+
+    Callbacks of a list that have a ``comes_last`` are moved behind the others, by its size. A callback with a method
+    ``surround`` gives a context for the call, whose arguments it may change; after that, one with a method
+    ``take_data`` is given the arguments, to put data of its own in the place of the user's.
     """
+    if surroundings is not None:
+        _surroundings[:] = [surroundings]
     own = TensorFlowTrainer.fit
     if hasattr(own, "surrounded"):
-        return  # the engine was started before in this process
+        return
 
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = call_arguments("fit", args, kwargs)
         callbacks, users_list = make_callback_list(call.get("callbacks"))
         if users_list is None:
-            call["callbacks"] = sorted(callbacks, key=comes_last)
-        with surroundings(self, call["callbacks"]):
-            for callback in callbacks if users_list is None else users_list.callbacks:
+            call["callbacks"] = sorted(callbacks, key=lambda callback: getattr(callback, "comes_last", 0))
+        with contextlib.ExitStack() as stack:
+            for around in _surroundings:
+                stack.enter_context(around(self, call.get("callbacks")))
+            callbacks = callbacks if users_list is None else users_list.callbacks
+            for callback in callbacks:
                 if isinstance(callback, type):
                     name = callback.__name__
                     raise TypeError(f"`callbacks` must hold objects. Received: the class {name}; write {name}().")
+            for callback in callbacks:
+                if hasattr(callback, "surround"):
+                    stack.enter_context(callback.surround(self, call))
+            for callback in callbacks:
                 if hasattr(callback, "take_data"):
                     callback.take_data(call)
             return own(self, **call)
@@ -208,11 +223,26 @@ def build(model: Any, spec: Any) -> None:
             raise ValueError(str(error)) from error
     elif spec is not None:
         # TensorFlow traces a train step twice if its first trace makes variables. What fails here, Keras says better.
-        with contextlib.suppress(Exception):
-            model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
+        with contextlib.suppress(ValueError):
+            build_metrics(model, spec)
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
         build_optimizer(optimizer, model.trainable_variables)
+
+
+def build_metrics(model: Any, spec: Any) -> None:
+    """Makes the state of the compiled metrics, which Keras makes in the first step. ``spec`` as in ``build``.
+
+    Raises:
+        ValueError: It cannot be made from that.
+    """
+    compiled = [getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss")]
+    if all(one is None or one.built for one in compiled):
+        return
+    try:
+        model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
+    except Exception as error:  # whatever the model, or a metric of one's own, says of symbolic data
+        raise ValueError(str(error)) from error
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
@@ -343,6 +373,123 @@ def make_callback_list(callbacks: Any) -> tuple[list[Any], Any]:
 def get_data_adapter(**kwargs: Any) -> DataAdapter:
     """Keras' own adapter for x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight."""
     return _get_data_adapter(**kwargs)
+
+
+class TrainingData:
+    """What the loop of a ``fit`` takes its batches from.
+
+    Args:
+        iterator: Keras' own.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    @property
+    def element_spec(self) -> Any:
+        """The specification of a batch."""
+        return self._iterator._distributed_dataset.element_spec
+
+    @property
+    def is_one_stream(self) -> bool:
+        """Whether an epoch goes on where the last one ended, as with ``steps_per_epoch``."""
+        return bool(self._iterator.steps_per_epoch)
+
+    @property
+    def comes_from_a_generator(self) -> bool:
+        """Whether the user gave a Python generator."""
+        return isinstance(self._keras_adapter, GeneratorDataAdapter)
+
+    @property
+    def is_shuffled_by_keras(self) -> bool:
+        """Whether Keras shuffles arrays."""
+        return isinstance(self._keras_adapter, ArrayDataAdapter) and bool(self._keras_adapter._shuffle)
+
+    @property
+    def _keras_adapter(self) -> Any:
+        return getattr(self._iterator.data_adapter, "inner", self._iterator.data_adapter)
+
+    @property
+    def shuffles(self) -> list[tuple[int, int]]:
+        """The seeds of each ``Dataset.shuffle`` that the data comes through, not of those inside of functions."""
+        found, left = [], [self._iterator._distributed_dataset]
+        while left:
+            dataset = left.pop()
+            if "_ShuffleDataset" in type(dataset).__name__ and hasattr(dataset, "_seed2"):
+                found.append((int(dataset._seed), int(dataset._seed2)))
+            left += list(dataset._inputs())
+        return found
+
+    def pass_over(self, epochs: int) -> None:
+        """Leaves so many epochs behind, before the first.
+
+        Where each epoch begins anew they are only begun and left, so that orders which change from epoch to epoch
+        change as often; nothing of them is read. One stream is read up to the place.
+        """
+        iterator = self._iterator
+        for _ in range(epochs):
+            for begin, end, data in iterator._enumerate_iterator():
+                if self.is_one_stream and _advance(data, end + 1 - begin):
+                    continue
+                if self.is_one_stream or iterator._num_batches is None:
+                    # As Keras does where the data ends before the epoch: it is asked for anew.
+                    iterator._current_iterator = None
+                    iterator.data_adapter.on_epoch_end()
+                    break
+
+    def begin_behind(self, batches: int) -> None:
+        """The next epoch begins behind so many of its batches, which are read for nothing."""
+        iterator, own = self._iterator, self._iterator._enumerate_iterator
+
+        def rest_of_epoch() -> Iterator[Any]:
+            del iterator._enumerate_iterator
+            for begin, end, data in own():
+                if begin >= batches:
+                    yield begin, end, data
+                else:
+                    _advance(data, end + 1 - begin)
+
+        iterator._enumerate_iterator = rest_of_epoch
+
+
+def _advance(iterator: Any, batches: int) -> bool:
+    """Reads batches for nothing; whether there were as many."""
+    return all(iterator.get_next_as_optional().has_value() for _ in range(batches))
+
+
+@contextlib.contextmanager
+def noted_training_data(note: Callable[[TrainingData], None]) -> Iterator[None]:
+    """Calls ``note`` with the data of the ``fit`` that begins inside, once Keras has it."""
+    made = TFEpochIterator.__init__
+
+    def on_made(self: Any, *args: Any, **kwargs: Any) -> None:
+        TFEpochIterator.__init__ = made
+        made(self, *args, **kwargs)
+        note(TrainingData(self))
+
+    TFEpochIterator.__init__ = on_made
+    try:
+        yield
+    finally:
+        TFEpochIterator.__init__ = made
+
+
+@contextlib.contextmanager
+def logs_without_steps(model: Any) -> Iterator[None]:
+    """Inside, an epoch in which no step is left to take has the logs of the metrics' state."""
+    own, before = getattr(model, METRICS), vars(model).get(METRICS)
+
+    def answer(logs: Any) -> Any:
+        return own(logs or dict.fromkeys(model.get_metrics_result()))
+
+    object.__setattr__(model, METRICS, answer)
+    try:
+        yield
+    finally:
+        if vars(model).get(METRICS) is answer:  # else a door has taken its own off, and this one with it
+            object.__delattr__(model, METRICS)
+            if before is not None:
+                object.__setattr__(model, METRICS, before)
 
 
 # Seeds --------------------------------------------------------------------------------------------------------------

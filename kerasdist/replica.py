@@ -45,6 +45,10 @@ class Replica:
         owner: The door that attached it.
         shares_validation: Whether evaluation data is shared out, so that metric states add up. Otherwise every rank
             evaluates all of it, and the states must be equal.
+
+    Attributes:
+        ready: Whether the ranks were compared and hold one state.
+        when_terminated: Called on all ranks where a SIGTERM ends an epoch, after its last step. Default: nothing.
     """
 
     def __init__(self, model: Any, group: Group, settings: Settings, owner: Any, shares_validation: bool) -> None:
@@ -54,6 +58,7 @@ class Replica:
         self.owner = owner
         self.shares_validation = shares_validation
         self.ready = False
+        self.when_terminated: Callable[[], None] | None = None
         self._alone = self._warned = False
         self._folded: set[int] = set()
         self.exchange = StepExchange(model, group)
@@ -284,6 +289,8 @@ class Replica:
         else:
             if not self.evaluating:
                 self.exchange.leave()
+                if meeting.termination_agreed() and self.when_terminated is not None:
+                    self.when_terminated()  # before what each rank has of its own becomes one
                 self._average_variables(self._averaged_at_epoch_end())
                 average_layer_state(self.model, self.group)
             sum_states(self.model, self.group, name)

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 import kerasdist.schedules  # noqa: F401  (registers what a saved model may hold)
 from kerasdist import engine
 from kerasdist.engine import Group
 from kerasdist.engine.meeting import gather_json
+from kerasdist.transport import broadcast_bytes
 
-_CHUNK_BYTES = 2**26
 _KINDS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, TypeError, ValueError)}
 
 
@@ -59,7 +58,7 @@ def load_model(path: Any, custom_objects: Any = None, compile: bool = True, safe
         if group.rank == 0:
             content = _read(Path(path))
     suffix, size = gather_json([Path(path).suffix, len(content)] if group.rank == 0 else None, group, "load")[0]
-    content = _broadcast(content, size, group)
+    content = broadcast_bytes(content, size, group, "load")
     with _failing_together(path, group), tempfile.TemporaryDirectory(prefix="kerasdist-") as folder:
         own = Path(path) if group.rank == 0 else Path(folder) / f"model{suffix}"
         if group.rank != 0:
@@ -83,16 +82,6 @@ def _read(path: Path) -> bytes:
             "written by model.save(). Take another copy."
         )
     return content
-
-
-def _broadcast(content: bytes, size: int, group: Group) -> bytes:
-    """Rank 0's bytes, of which all ranks know the size."""
-    if group.size == 1:
-        return content
-    stream = np.frombuffer(content, np.uint8) if group.rank == 0 else np.zeros(size, np.uint8)
-    starts = range(0, size, _CHUNK_BYTES)
-    chunks = [group.broadcast(stream[start : start + _CHUNK_BYTES], 0, f"load.{start}") for start in starts]
-    return b"".join(np.asarray(chunk).tobytes() for chunk in chunks)
 
 
 @contextlib.contextmanager

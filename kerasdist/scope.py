@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasdist import data, keras_hooks
-from kerasdist.callbacks import Agreement, DistributedOptimizer
+from kerasdist.callbacks import Agreement, Checkpoint, DistributedOptimizer
 from kerasdist.engine import meeting
 from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
@@ -61,7 +62,10 @@ class ScopedReplica(Replica):
     def _fit(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         call = keras_hooks.call_arguments("fit", args, kwargs)
         self._add_agreement(call)
-        shared = [data.take_training_data(call, self.group, self.settings, self.owner.drawn_seed)]
+        drawn, callbacks = self.owner.drawn_seed, keras_hooks.make_callback_list(call.get("callbacks"))[0]
+        if keras_hooks.user_seed() is None and any(isinstance(one, Checkpoint) for one in callbacks):
+            drawn = gather_json(int(np.random.SeedSequence().generate_state(1)[0]), self.group, "order")[0]
+        shared = [data.take_training_data(call, self.group, self.settings, drawn)]
         validation, batch_size = call.get("validation_data"), call.pop("validation_batch_size", None)
         given = gather_json(validation is not None, self.group, "validation_data")
         if any(given) and not all(given):

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from kerasdist import data, engine, handshake, keras_hooks
 from kerasdist.config import Options, Settings
@@ -137,6 +138,11 @@ class DataParallelStrategy:
     def drawn_seed(self) -> int | None:
         """The seed that the ranks agreed on because the user had set none; None once the user sets one."""
         return self._drawn_seed if keras_hooks.user_seed() == self._drawn_seed else None
+
+    def take_drawn_seed(self, seed: int) -> None:
+        """Takes the seed that the ranks agreed on in a run that is resumed, in the place of this run's."""
+        self._drawn_seed = seed
+        tf.random.set_seed(seed)
 
     def _attach(self, model: Any) -> ScopedReplica:
         """Gives a model its replica; the one it has if it is this strategy's."""

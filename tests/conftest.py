@@ -6,7 +6,8 @@ from tests.parallel import background
 from tests.parallel.launch import LAUNCHER, cases_run, mpi_missing, three_workers
 
 MANY = 300
-ALONE = ("tests/unit/", "test_stall.py", "test_examples.py", "test_property.py")  # start what they need by themselves
+# Start what they need by themselves.
+ALONE = ("tests/unit/", "test_stall.py", "test_examples.py", "test_property.py", "test_crash.py")
 GROUPS = (
     ("tests.contracts.cases_local", 1, "python"),
     ("tests.contracts.cases_horovod", 1, "python"),

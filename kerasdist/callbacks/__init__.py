@@ -1,7 +1,8 @@
 """Callbacks: one a file."""
 
 from kerasdist.callbacks.agreement import Agreement
+from kerasdist.callbacks.checkpoint import Checkpoint
 from kerasdist.callbacks.distributed_optimizer import DistributedOptimizer
 from kerasdist.callbacks.warmup import LearningRateWarmup
 
-__all__ = ["Agreement", "DistributedOptimizer", "LearningRateWarmup"]
+__all__ = ["Agreement", "Checkpoint", "DistributedOptimizer", "LearningRateWarmup"]

@@ -20,6 +20,8 @@ class Agreement(keras.callbacks.Callback):
         replica: The model's copy on this rank.
     """
 
+    comes_last = 1
+
     def __init__(self, replica: Replica) -> None:
         super().__init__()
         self.replica = replica

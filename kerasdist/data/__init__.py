@@ -17,8 +17,19 @@ from kerasdist.data.groups import Groups
 from kerasdist.data.own_part import OwnPart
 from kerasdist.data.shared import SharedData, rows_of
 from kerasdist.engine import Group
+from kerasdist.step import Batch
 
-__all__ = ["SharedData", "rows_of", "share", "shard", "take_training_data"]
+__all__ = [
+    "Batch",
+    "SharedData",
+    "plain",
+    "rows_of",
+    "share",
+    "shard",
+    "shuffle_arrays",
+    "shuffled",
+    "take_training_data",
+]
 
 DEFAULT_BATCH_SIZE = 32  # Keras' own
 
@@ -77,7 +88,12 @@ def share(
             f"rank {group.rank}: a generator cannot be shared out for evaluation or prediction: how far each rank has "
             "read ahead of the last use is a matter of timing. Use a tf.data.Dataset or a keras.utils.PyDataset."
         )
+    by_drawn_seed = arrays and drawn_seed is not None and shuffle is True and plain((x, y, sample_weight))
     if not settings.auto_shard:
+        if by_drawn_seed and keras_hooks.user_seed() is None and training:
+            each = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+            order = _order((x, y, sample_weight), each, drawn_seed, steps, class_weight)
+            return OwnPart(order[1](order[0]), group, steps, order)
         inner = keras_hooks.get_data_adapter(
             x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments
         )
@@ -94,10 +110,9 @@ def share(
             batch_size = DEFAULT_BATCH_SIZE
         if batch_size is not None and not settings.global_batch:
             batch_size *= group.size
-        if drawn_seed is not None and shuffle is True and batch_size is not None and _plain((x, y, sample_weight)):
-            x, y, sample_weight = _shuffled((x, y, sample_weight), batch_size, drawn_seed), None, None
-            inner = keras_hooks.get_data_adapter(x=x, steps_per_epoch=steps, shuffle=False, class_weight=class_weight)
-            return GlobalBatches(inner, group, check)
+        if by_drawn_seed and batch_size is not None:
+            order = _order((x, y, sample_weight), batch_size, drawn_seed, steps, class_weight)
+            return GlobalBatches(order[1](order[0]), group, check, order=order)
         inner = keras_hooks.get_data_adapter(
             x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, **arguments
         )
@@ -193,11 +208,54 @@ def shard(
     if seed is None:
         drawn = np.random.SeedSequence().generate_state(1)[0]
         seed = int(np.asarray(group.broadcast(np.array([drawn], np.int64), 0, "shard.seed"))[0])
-    dataset = _shuffled((x, y, sample_weight), int(batch_size or 0) * group.size, seed if shuffle else None)
-    return GlobalBatches(keras_hooks.get_data_adapter(x=dataset), group, check=True)
+    parts, each = (x, y, sample_weight), int(batch_size or 0) * group.size
+    if not shuffle:
+        return GlobalBatches(keras_hooks.get_data_adapter(x=shuffled(parts, each, None)), group, check=True)
+    order = _order(parts, each, seed, None, None)
+    return GlobalBatches(order[1](seed), group, check=True, order=order)
 
 
-def _shuffled(parts: tuple[Any, Any, Any], batch_size: int, seed: int | None) -> tf.data.Dataset:
+def _order(parts: Any, batch_size: int, seed: Any, steps: int | None, class_weight: Any) -> Any:
+    """A seed, and what makes Keras' adapter for arrays in the order of one."""
+
+    def make(seed: int) -> keras_hooks.DataAdapter:
+        dataset = shuffled(parts, batch_size, seed)
+        return keras_hooks.get_data_adapter(x=dataset, steps_per_epoch=steps, shuffle=False, class_weight=class_weight)
+
+    return seed, make
+
+
+def shuffle_arrays(call: dict[str, Any], seed: int) -> bool:
+    """Replaces arrays that a call of ``fit`` would shuffle by batches in an order that the seed decides.
+
+    Args:
+        call: The call's arguments by name; changed in place. A ``validation_split`` becomes ``validation_data``.
+        seed: Of the order, which is new in each epoch.
+
+    Returns:
+        Whether it did: not where the data is none of arrays, or is not to be shuffled.
+    """
+    parts: Any = tuple(call.get(name) for name in ("x", "y", "sample_weight"))
+    batch_size = call.get("batch_size")
+    if batch_size is None and call.get("steps_per_epoch") is None:
+        batch_size = DEFAULT_BATCH_SIZE
+    if call.get("shuffle", True) is not True or batch_size is None or parts[0] is None:
+        return False
+    if not (keras_hooks.can_convert_arrays(parts) and plain(parts)):
+        return False
+    split = call.pop("validation_split", 0.0)
+    if split and call.get("validation_data") is None:
+        parts, call["validation_data"] = keras_hooks.train_validation_split(parts, validation_split=split)
+    keras_hooks.get_data_adapter(x=parts[0], y=parts[1], sample_weight=parts[2])  # Keras' own checks of the lengths
+    if call.get("validation_batch_size") is None:
+        call["validation_batch_size"] = batch_size
+    for name in ("y", "sample_weight", "batch_size"):
+        call.pop(name, None)
+    call["x"], call["shuffle"] = shuffled(parts, batch_size, seed), False
+    return True
+
+
+def shuffled(parts: tuple[Any, Any, Any], batch_size: int, seed: int | None) -> tf.data.Dataset:
     """Batches of arrays, in a new order in each epoch that the seed decides; in their own order without one."""
     x, y, weight = parts
     given = (x,) if y is None else (x, y) if weight is None else (x, y, weight)
@@ -217,10 +275,10 @@ def _as_keras_reads_it(array: Any) -> Any:
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 
-def _plain(data: Any) -> bool:
+def plain(data: Any) -> bool:
     """Whether a nest holds NumPy arrays and tensors alone, and no list, which a dataset would make one tensor of."""
     if isinstance(data, (tuple, dict)):
-        return all(_plain(part) for part in (data.values() if isinstance(data, dict) else data))
+        return all(plain(part) for part in (data.values() if isinstance(data, dict) else data))
     return data is None or isinstance(data, (np.ndarray, tf.Tensor))
 
 

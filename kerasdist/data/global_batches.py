@@ -24,10 +24,13 @@ class GlobalBatches(SharedData):
         group: The ranks.
         check: Whether the ranks compare their first batch.
         smallest: Samples of the smallest batch, or None if unknown.
+        order: As in ``SharedData``.
     """
 
-    def __init__(self, inner: DataAdapter, group: Group, check: bool, smallest: int | None = None) -> None:
-        super().__init__(inner, group, check)
+    def __init__(
+        self, inner: DataAdapter, group: Group, check: bool, smallest: int | None = None, order: Any = None
+    ) -> None:
+        super().__init__(inner, group, check, order)
         self._may_be_empty = smallest is None or smallest < group.size
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:

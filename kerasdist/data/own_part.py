@@ -26,13 +26,16 @@ class OwnPart(SharedData):
         inner: Keras' adapter for this rank's own data.
         group: The ranks.
         steps_per_epoch: As in ``fit``.
+        order: As in ``SharedData``.
 
     Raises:
         ValueError: On all ranks, if they were given different steps.
     """
 
-    def __init__(self, inner: keras_hooks.DataAdapter, group: Group, steps_per_epoch: int | None) -> None:
-        super().__init__(inner, group, check=False)
+    def __init__(
+        self, inner: keras_hooks.DataAdapter, group: Group, steps_per_epoch: int | None, order: Any = None
+    ) -> None:
+        super().__init__(inner, group, check=False, order=order)
         plans = gather_json([inner.num_batches, steps_per_epoch, inner.batch_size], group, "own_part")
         lengths, steps, sizes = ([plan[index] for plan in plans] for index in range(3))
         if len(set(steps)) > 1:

@@ -20,12 +20,30 @@ class SharedData(keras_hooks.DataAdapter):
         inner: Keras' adapter for the data that every rank is given.
         group: The ranks.
         check: Whether the ranks compare their first batch.
+        order: Where kerasdist shuffles: the seed, and what makes the inner adapter of one.
     """
 
-    def __init__(self, inner: keras_hooks.DataAdapter, group: Group, check: bool) -> None:
+    def __init__(
+        self,
+        inner: keras_hooks.DataAdapter,
+        group: Group,
+        check: bool,
+        order: tuple[int, Callable[[int], keras_hooks.DataAdapter]] | None = None,
+    ) -> None:
         self.inner = inner
         self.group = group
+        self._order = order
         self._check = FirstBatchCheck(group) if check and group.size > 1 else None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed by which kerasdist shuffles; None where it does not."""
+        return self._order[0] if self._order is not None else None
+
+    def reseed(self, seed: int) -> None:
+        """Takes the order that a seed gives now, as in a run that is resumed. Before the data is read."""
+        if self._order is not None:
+            self.inner, self._order = self._order[1](seed), (seed, self._order[1])
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         """The dataset of this rank's batches."""

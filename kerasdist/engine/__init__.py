@@ -69,7 +69,7 @@ def init(engine: str = "auto", options: Options | None = None) -> Engine:
         engine = "horovod" if started > 1 else "local"
     _current = _start(engine, environment, options or Options())
     if _current.size > 1:
-        keras_hooks.surround_fit(_around_fit, comes_last=lambda callback: hasattr(callback, "replica"))
+        keras_hooks.surround_fit(_around_fit)
         _name_this_rank(_current.rank)
     if _current.rank != 0:
         keras_hooks.silence_this_rank()

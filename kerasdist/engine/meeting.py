@@ -155,6 +155,17 @@ def terminating() -> bool:
     return _Sigterm.received
 
 
+def sigterm_noted() -> contextlib.AbstractContextManager[Any]:
+    """Inside, SIGTERM is noted and does not end the process, as in ``together``: for a process without others."""
+    return _Sigterm()
+
+
+def end_by_sigterm(said: str) -> SystemExit:
+    """The exception that ends this process as SIGTERM does at the end of ``together``."""
+    print(f"SIGTERM: {said}", file=sys.stderr, flush=True)
+    return known_to_all(SystemExit(128 + signal.SIGTERM))
+
+
 def note_termination(points: list[int], where: str) -> None:
     """Notes what all ranks know of SIGTERM, from the points at which they left an epoch."""
     ranks = [rank for rank, point in enumerate(points) if point == TERMINATED]

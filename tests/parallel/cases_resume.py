@@ -202,16 +202,16 @@ def case_files_that_cannot_be_loaded():
 
 
 def case_a_large_file_travels_in_pieces():
-    from kerasdist import saving
+    from kerasdist import transport
 
-    path, whole = Path(tempfile.mkdtemp()) / "model.keras", saving._CHUNK_BYTES
+    path, whole = Path(tempfile.mkdtemp()) / "model.keras", transport.CHUNK_BYTES
     model = adam("callback")
     model.save(path) if RANK == 0 else None
-    saving._CHUNK_BYTES = 1000
+    transport.CHUNK_BYTES = 1000
     try:
         loaded = kerasdist.load_model(path)
     finally:
-        saving._CHUNK_BYTES = whole
+        transport.CHUNK_BYTES = whole
     return path.exists(), loaded.get_weights(), model.get_weights()
 
 

@@ -1,5 +1,6 @@
 """All small cases at 2 workers in one group of processes: starting TensorFlow costs more than most of them."""
 
+from tests.parallel.cases_checkpoint import *  # noqa: F403
 from tests.parallel.cases_compression import *  # noqa: F403
 from tests.parallel.cases_epochs import *  # noqa: F403
 from tests.parallel.cases_equal import *  # noqa: F403

@@ -1,0 +1,10 @@
+"""Workers that are killed at random moments: a few runs of ``python -m tests.parallel.crash``."""
+
+import sys
+
+from tests.parallel.launch import run
+
+
+def test_every_run_comes_back():
+    code, output = run([sys.executable, "-m", "tests.parallel.crash", "--runs", "3", "--seed", "4"], 400)
+    assert code == 0, output[-6000:]

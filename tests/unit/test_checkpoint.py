@@ -1,0 +1,163 @@
+"""Checkpoint files, and continuing in one process of plain Keras without a door."""
+
+import os
+import signal
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kerasdist
+from kerasdist.checkpoint import files
+
+ARRAYS = {"model/00000": np.arange(6.0).reshape(2, 3), "seed/00000": np.array([1, 2], np.uint32), "empty": np.zeros(0)}
+X = np.random.default_rng(2).normal(size=(20, 3))
+
+
+def written(folder, epoch=1, batch=0, **header):
+    return files.write(folder, (epoch, batch), {"workers": 1, **header}, ARRAYS)
+
+
+def test_what_is_written_is_read(tmp_path):
+    saved = files.read(written(tmp_path / "made"))
+    assert saved.header == {"workers": 1, "format": files.FORMAT}
+    assert saved.arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert saved.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(saved.arrays[name], array)
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["checkpoint-e000001-b000000000.npz"]
+
+
+def test_no_torn_file_is_read(tmp_path):
+    """Each length that a torn file may have, and one bit of each byte changed."""
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(files.NotACheckpointError):
+            files.read(path)
+    changed = 0
+    for position in range(0, len(whole), 5):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        try:
+            saved = files.read(path)
+        except files.NotACheckpointError:
+            changed += 1
+            continue
+        # Bytes that say nothing of the content, as the time in a zip's entry.
+        assert all((saved.arrays[name] == array).all() for name, array in ARRAYS.items())
+    assert changed > len(whole) / 5 / 2
+
+
+def test_no_code_is_executed(tmp_path):
+    path = tmp_path / "checkpoint-e000001-b000000000.npz"
+    np.savez(path, **{files.HEADER: np.array([{"format": 1}], object)}, allow_pickle=True)
+    with pytest.raises(files.NotACheckpointError):
+        files.read(path)
+
+
+def test_what_is_kept(tmp_path):
+    for batch in (2, 4, 6):
+        last = written(tmp_path, 3, batch)
+    later = written(tmp_path, 10, 0)
+    later.write_bytes(b"torn")
+    files.prune(tmp_path, last, keep=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"checkpoint-e{e:06d}-b{b:09d}.npz" for e, b in ((3, 4), (3, 6), (10, 0))]
+    skipped = []
+    assert files.newest(tmp_path, skipped.append).path == last
+    assert len(skipped) == 1 and str(later) in skipped[0]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    before = written(tmp_path).read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        written(tmp_path, workers=2)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"folder": 3}, TypeError, "`folder` must be a path. Received: folder=3"),
+        ({"folder": "x", "every": 0}, ValueError, "Received: every=0"),
+        ({"folder": "x", "keep": 0}, ValueError, "Received: keep=0"),
+    ],
+)
+def test_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        kerasdist.Checkpoint(**arguments)
+
+
+def trained(*callbacks, seed=7, stops=None, epochs=3):
+    """Fits plain Keras; history and state, or the exit code."""
+    keras.utils.set_random_seed(7)
+    tf.random.set_seed(seed)
+    body = [keras.layers.Dense(4, activation="tanh"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input((3,)), *body, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == stops:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        history = model.fit(X, X[:, :1], batch_size=4, epochs=epochs, verbose=0, callbacks=[Stops(), *callbacks])
+    except SystemExit as ended:
+        return ended.code
+    return history, [np.asarray(one) for one in (*model.weights, *model.optimizer.variables)]
+
+
+@pytest.mark.parametrize("seed", [7, None], ids=["seed", "no seed"])
+def test_plain_keras_continues(tmp_path, seed):
+    straight, expected = trained(kerasdist.Checkpoint(tmp_path, every=2, keep=100), seed=seed)
+    if seed is not None:
+        np.testing.assert_allclose(expected[0], trained(seed=seed)[1][0], atol=1e-6)
+    for path in sorted(tmp_path.iterdir()):
+        if path.name > "checkpoint-e000001-b000000002.npz":
+            path.unlink()
+    history, found = trained(kerasdist.Checkpoint(tmp_path), seed=seed)
+    assert history.epoch == [1, 2]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    for key, values in straight.history.items():
+        assert history.history[key] == pytest.approx(values[1:], abs=1e-6)
+    orders = straight.history["loss"]
+    assert len(set(orders)) == 3
+
+
+def test_sigterm_in_one_process(tmp_path):
+    _, expected = trained()
+    assert trained(kerasdist.Checkpoint(tmp_path), stops=(1, 2)) == 143
+    assert "checkpoint-e000001-b000000003.npz" in {path.name for path in tmp_path.iterdir()}
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    history, found = trained(kerasdist.Checkpoint(tmp_path))
+    assert history.epoch == [1, 2]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_one_that_continues_is_enough(tmp_path):
+    for other in (kerasdist.Checkpoint(tmp_path / "b"), keras.callbacks.BackupAndRestore(tmp_path / "c")):
+        with pytest.raises(ValueError, match="continues a training, and so does"):
+            trained(kerasdist.Checkpoint(tmp_path / "a"), other)
+
+
+def test_a_shuffle_without_a_seed_is_told(tmp_path):
+    tf.random.set_seed(None)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for shuffled, told in ((True, 1), (False, 0)):
+        data = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+        data = data.shuffle(20).batch(4) if shuffled else data.batch(4)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(data, verbose=0, callbacks=[kerasdist.Checkpoint(tmp_path / str(shuffled))])
+        assert sum("keras.utils.set_random_seed(1)" in str(one.message) for one in caught) == told
