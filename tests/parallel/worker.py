@@ -13,21 +13,19 @@ import pickle
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
-from tests.parallel.launch import Failure
+from tests.parallel.launch import Failure, leave_input_untuned
 
 
 def main(module_name: str, folder: str) -> None:
     """Runs the cases in the order of the file."""
     module = importlib.import_module(module_name if "." in module_name else f"tests.parallel.{module_name}")
     import keras
-    import tensorflow as tf
 
     import kerasdist
 
     gc.freeze()  # what was imported stays: looking through it again and again takes a tenth of the time
-    _without_tuning(tf.data.Dataset)
+    leave_input_untuned()
     rank = kerasdist.init().rank if getattr(module, "DISTRIBUTED", True) else 0
     for name, case in list(vars(module).items()):
         if not name.startswith("case_"):
@@ -45,15 +43,6 @@ def main(module_name: str, folder: str) -> None:
         os.replace(target.with_suffix(".part"), target)
         if isinstance(result, Failure) != name.startswith("case_fails"):
             os._exit(1)
-
-
-def _without_tuning(dataset: Any) -> None:
-    """No epoch here is long enough to tune its input, and the end of an iterator waits for the tuner's sleep."""
-    import tensorflow as tf
-
-    options, own = tf.data.Options(), dataset.__iter__
-    options.autotune.enabled = False
-    dataset.__iter__ = lambda self: own(self.with_options(options))
 
 
 if __name__ == "__main__":

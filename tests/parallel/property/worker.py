@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.parallel.launch import Failure
+from tests.parallel.launch import Failure, leave_input_untuned
 from tests.parallel.property.cases import Case
 
 
@@ -24,6 +24,8 @@ def main(folder: str, parent: int, kind: str) -> None:
     threading.Thread(target=_leave_with_parent, args=(Path(folder), parent), daemon=True).start()
     run, rank = (one_process, 0) if kind == "reference" else _workers()
     number = 0
+    leave_input_untuned()
+    gc.freeze()
     gc.disable()  # tracing graphs makes many objects, and each collection looks through all of them
     while True:
         question = Path(folder) / f"{number}.json"
