@@ -88,7 +88,7 @@ def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
 
 
 def leave_input_untuned() -> None:
-    """Of this process: no epoch of a test is long enough to tune its input, and an iterator's end waits for the tuner."""
+    """In this process: no epoch of a test is long enough to tune, and an iterator's end waits for the tuner."""
     import tensorflow as tf
 
     options, own = tf.data.Options(), tf.data.Dataset.__iter__
