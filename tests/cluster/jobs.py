@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.parallel.launch import ROOT, run
+from tests.parallel.launch import KERASDIST, ROOT, run
 
 TRAIN = "tests/cluster/train.py"
 OF_A_LAUNCHER = re.compile(r"(HOROVOD|OMPI|PMI|PMIX|SLURM|KERASDIST|TORCHELASTIC|NCCL)_|(WORLD_SIZE|RANK|LOCAL_RANK)$")
@@ -44,7 +44,7 @@ def python() -> str:
 
 def kerasdist_command(*arguments: str) -> list[str]:
     """`kerasdist ...` by this Python."""
-    return [sys.executable, "-c", "from kerasdist.cli import main; main()", *arguments]
+    return [*KERASDIST, *arguments]
 
 
 def start(command: list[str], folder: Path, timeout_s: int = 150, **environment: str) -> Ended:

@@ -25,6 +25,7 @@ from tests.parallel import background
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 420
+KERASDIST = [sys.executable, "-c", "from kerasdist.cli import main; main()"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,10 @@ def mpi_missing() -> str | None:
 
 
 def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
-    """The command line that starts ``python arguments`` on ``size`` workers."""
+    """The command line that starts ``python arguments`` on ``size`` workers.
+
+    Over Gloo by ``kerasdist run``, which starts them in a second; ``horovodrun`` itself imports TensorFlow twice.
+    """
     python = [sys.executable, *arguments]
     if launcher == "python":
         assert size == 1
@@ -83,8 +87,9 @@ def command(size: int, launcher: str, arguments: list[str]) -> list[str]:
             "mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none", "-np", str(size),
             "-x", "PATH", "-x", "PYTHONPATH", *python,
         ]  # fmt: skip
-    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-    return [horovodrun, "--gloo", "-np", str(size), *python]
+    if launcher == "horovodrun":
+        return [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(size), *python]
+    return [*KERASDIST, "run", "-np", str(size), *arguments]
 
 
 def leave_input_untuned() -> None:

@@ -39,7 +39,7 @@ def digits(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize(("launcher", "size"), [("gloo", 2), ("gloo", 3), ("mpi", 2)])
+@pytest.mark.parametrize(("launcher", "size"), [("horovodrun", 2), ("gloo", 3), ("mpi", 2)])
 def test_digits_reach_the_weights_of_one_process(launcher, size, digits):
     output, weights = digits(launcher, size)
     expected, one_process = digits("python", 1)
@@ -52,7 +52,7 @@ def test_digits_reach_the_weights_of_one_process(launcher, size, digits):
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 def test_digits_with_half_precision(compression, digits):
-    float32 = accuracy(digits("gloo", 2)[0])
+    float32 = accuracy(digits("horovodrun", 2)[0])
     assert float32 > 0.85
     assert accuracy(digits("gloo", 2, compression)[0]) == pytest.approx(float32, abs=0.01)
 
