@@ -225,6 +225,10 @@ def build(model: Any, spec: Any) -> None:
         # TensorFlow traces a train step twice if its first trace makes variables. What fails here, Keras says better.
         with contextlib.suppress(ValueError):
             build_metrics(model, spec)
+    _build_its_optimizer(model)
+
+
+def _build_its_optimizer(model: Any) -> None:
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
         build_optimizer(optimizer, model.trainable_variables)
@@ -239,6 +243,8 @@ def build_metrics(model: Any, spec: Any) -> None:
     compiled = [getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss")]
     if all(one is None or one.built for one in compiled):
         return
+    if is_built(model):
+        _build_its_optimizer(model)  # first, for Keras builds it here too, and names its state otherwise
     try:
         model._symbolic_build(data_batch=tf.nest.map_structure(_known_rank, spec))
     except Exception as error:  # whatever the model, or a metric of one's own, says of symbolic data
