@@ -284,11 +284,12 @@ def agree_on_names(averaged: list[DistributedApply], group: Group) -> None:
     """Gives the optimizers of a model the same names on all ranks, which may have made others before. Collective."""
     if group.size == 1:
         return
-    number = next(_numbers)
-    every = gather_json([number, [one.averager.name for one in averaged]], group, "names")
-    if all(names == every[0][1] for _, names in every):
+    global _numbers
+    every = gather_json([next(_numbers), [one.averager.name for one in averaged]], group, "names")
+    if all(one == every[0] for one in every):
         return
     unused = max(number for number, _ in every)
+    _numbers = itertools.count(unused + 1)
     for position, one in enumerate(averaged):
         one.averager.name = f"optimizer{unused}.{position}"
 
