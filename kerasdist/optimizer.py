@@ -291,7 +291,9 @@ def agree_on_names(averaged: list[DistributedApply], group: Group) -> None:
     unused = max(number for number, _ in every)
     _numbers = itertools.count(unused + 1)
     for position, one in enumerate(averaged):
-        one.averager.name = f"optimizer{unused}.{position}"
+        # One that all ranks name alike keeps its name, under which its compressor's state and its graph are known.
+        if any(names[position : position + 1] != [one.averager.name] for _, names in every):
+            one.averager.name = f"optimizer{unused}.{position}"
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasdist
+from kerasdist.optimizer import distributed_apply
 
 RANK, SIZE = kerasdist.init().rank, kerasdist.init().size
 IDS = np.arange(12, dtype="float32")[:, None]
@@ -147,7 +148,11 @@ def case_same_after_a_throw_away_layer():
 
     model = compiled(strategy, make=make)
     model.fit(np.ones((1, 1)), np.full((1, 1), 1.0 + 2 * RANK), verbose=0)
-    return float(model.get_weights()[0][0, 0])
+    weight, name = float(model.get_weights()[0][0, 0]), distributed_apply(model.optimizer).averager.name
+    if RANK == 0:
+        strategy.wrap_optimizer(keras.optimizers.SGD())
+    model.fit(np.ones((1, 1)), np.full((1, 1), 1.0 + 2 * RANK), verbose=0)
+    return weight, name, distributed_apply(model.optimizer).averager.name
 
 
 def case_recompiled():
