@@ -20,6 +20,7 @@ _numbers = itertools.count()
 _CHUNK_BYTES = 2**28
 
 
+@tf.autograph.experimental.do_not_convert
 def all_reduce(value: Any, op: str = "mean", name: str | None = None) -> Any:
     """Reduces a value over all ranks. Every rank must call it, in the same order.
 
@@ -44,6 +45,7 @@ def all_reduce(value: Any, op: str = "mean", name: str | None = None) -> Any:
     return _like(value, engine.world().all_reduce(tensor, op, _name("all_reduce", name)))
 
 
+@tf.autograph.experimental.do_not_convert
 def all_gather(value: Any, name: str | None = None) -> Any:
     """Concatenates the ranks' arrays along the first axis, in rank order. Every rank must call it.
 
@@ -60,6 +62,7 @@ def all_gather(value: Any, name: str | None = None) -> Any:
     return _like(value, engine.world().all_gather(tensor, _name("all_gather", name)))
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(value: Any, root: int = 0, name: str | None = None) -> Any:
     """Returns the root's value on every rank. Every rank must call it.
 

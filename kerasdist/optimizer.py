@@ -73,6 +73,7 @@ class DistributedApply:
         keras_hooks.unpatch(self.optimizer)
         keras_hooks.unpatch(inner)
 
+    @tf.autograph.experimental.do_not_convert
     def start(self) -> None:
         """Begins a training from the present values, the same on all ranks. Collective; nothing if nothing is built."""
         if self.optimizer.built:
@@ -143,6 +144,7 @@ class DistributedApply:
         """Asks the ranks anew which gradients there are, when all of them next trace the train step."""
         self._present = {}
 
+    @tf.autograph.experimental.do_not_convert
     def _complete(self, grads: list[Any], variables: list[Any] | None) -> list[Any]:
         """Zeros for gradients that other ranks have and this one has not; what is None on all ranks stays None."""
         group = self.averager.group
@@ -175,6 +177,7 @@ class DistributedApply:
             complete.append(gradient)
         return complete
 
+    @tf.autograph.experimental.do_not_convert
     def _average(self, grads: list[Any]) -> list[Any]:
         present = [g for g in grads if g is not None]
         step = current_step()
@@ -210,6 +213,7 @@ class DistributedApply:
         """The number of updates so far; the same on all ranks."""
         return tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int64)
 
+    @tf.autograph.experimental.do_not_convert
     def _share_variables(self, before: Any) -> None:
         """What the algorithm shares after an update; nothing after a pass that only accumulated."""
         variables, step = keras_hooks.optimized_variables(self.optimizer), self._updates()
@@ -223,6 +227,7 @@ class DistributedApply:
 
         tf.cond(step > before, share, lambda: 0)
 
+    @tf.autograph.experimental.do_not_convert
     def _weight(self, dtype: Any) -> Any:
         step = current_step() or Step(1, self.averager.group.size)
         weight = self.averager.weight(step.rows, step.total, dtype)

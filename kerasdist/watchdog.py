@@ -81,7 +81,7 @@ class Watchdog:
         return [variable for variable in keras_hooks.replicated_variables(self._model) if id(variable) not in own]
 
 
-@tf.function
+@tf.function(autograph=False)
 def _sums(values: list[Any]) -> Any:
     """One number for each tensor, in one vector."""
     return tf.stack([_bits(value) for value in values])

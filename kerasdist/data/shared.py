@@ -47,7 +47,10 @@ class SharedData(keras_hooks.DataAdapter):
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         """The dataset of this rank's batches."""
-        dataset = self.inner.get_tf_dataset()
+        return self._share(self.inner.get_tf_dataset())
+
+    @tf.autograph.experimental.do_not_convert  # takes a second or two, for nothing
+    def _share(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         dataset = dataset.map(without_optionals(dataset.element_spec))
         if self._check is not None:
             dataset = self._check.attach(dataset)

@@ -35,7 +35,7 @@ class HorovodGroup(Group):
         self.size = hvd.size()
         self.crosses_hosts = hvd.local_size() < self.size
         self._ops = {"sum": hvd.Sum, "mean": hvd.Average, "min": hvd.Min, "max": hvd.Max}
-        self._exchange = tf.function(self._exchange_row, input_signature=[tf.TensorSpec([3], tf.int64)])
+        self._exchange = tf.function(self._exchange_row, [tf.TensorSpec([3], tf.int64)], autograph=False)
         self._sent: tf.Variable | None = None
 
     def sent_bytes(self) -> int:

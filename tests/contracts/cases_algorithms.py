@@ -49,7 +49,7 @@ def case_runs():
     """Every rank's weights after 20 steps on its own data, in a loop of one's own. All runs are steps of one graph."""
     steps = {name: make_step(*arguments) for name, arguments in RUNS.items()}
 
-    @tf.function
+    @tf.function(autograph=False)
     def train_step(x, y):
         for _, step in steps.values():
             step(x, y)
@@ -156,7 +156,7 @@ def direct(name, algorithm, compression, values, step):
     variable = keras.Variable(before, dtype="float64")
     algorithm.start([variable], averager)
 
-    @tf.function
+    @tf.function(autograph=False)
     def share():
         variable.assign(after)
         algorithm.after_update([variable], tf.constant(step, tf.int64), averager)
@@ -190,7 +190,7 @@ def case_subgroup():
     """Groups that are a tensor: even and odd ranks at 4 workers, else all."""
     members = [rank for rank in range(SIZE) if (rank - RANK) % 2 == 0] if SIZE == 4 else list(range(SIZE))
 
-    @tf.function(input_signature=[tf.TensorSpec([len(members)], tf.int32)])
+    @tf.function(input_signature=[tf.TensorSpec([len(members)], tf.int32)], autograph=False)
     def exchange(chosen):
         group = SubGroup(GROUP_OF_ALL, chosen)
         found = {"rank": group.rank}

@@ -43,7 +43,7 @@ def averaging(name, configurations=tuple(CONFIGURATIONS)):
         for number, one in enumerate(configurations)
     }
 
-    @tf.function
+    @tf.function(autograph=False)
     def average(tensors):
         return {one: averager.average(tensors) for one, averager in averagers.items()}
 

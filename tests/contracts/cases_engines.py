@@ -22,7 +22,7 @@ COMPLETE = {**COMPRESSORS, "topk": lambda: TopK(ratio=1)}
 def run(mode, operation, *tensors):
     """The operation's result, eager or as part of a graph."""
     tensors = [tf.constant(tensor) for tensor in tensors]
-    return np.asarray((operation if mode == "eager" else tf.function(operation))(*tensors))
+    return np.asarray((operation if mode == "eager" else tf.function(operation, autograph=False))(*tensors))
 
 
 def case_who():
@@ -102,7 +102,7 @@ def case_compressors():
             def means(tensors, compressor=compressor, prefix=f"{name}.{mode}"):
                 return {key: mean_of(compressor, flat, f"{prefix}.{key}") for key, flat in tensors.items()}
 
-            for key, mean in (means if mode == "eager" else tf.function(means))(values).items():
+            for key, mean in (means if mode == "eager" else tf.function(means, autograph=False))(values).items():
                 dtype, length = key.split(".")
                 found[name, dtype, int(length), mode] = np.asarray(mean)
     return found
