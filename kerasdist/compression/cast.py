@@ -2,7 +2,7 @@
 
 Horovod's own fp16 rounds at each hop, overflows in the sum, and knows no bfloat16.
 
-Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collectives.
+Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collectives; 1 at 2 workers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Cast(Quantizer):
     value that survives is 2**-24. bfloat16 has the range of float32 and 8 significant bits. Values that were finite
     and became inf are counted on the rank that sent them (``strategy.stats().overflows``).
 
-    Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collectives. ``overflow="float32"``: one
-    look at all values and one more collective, of 4 bytes, before the two.
+    Cost with P workers and S bytes in float32: 2 (P-1)/P S/2 bytes sent, 2 collectives; 1 at 2 workers.
+    ``overflow="float32"``: one look at all values and one more collective, of 4 bytes, before them.
 
     Args:
         dtype: ``"float16"`` or ``"bfloat16"``.
@@ -59,7 +59,7 @@ class Cast(Quantizer):
         wire, count = self.encode(flat), flat.shape[0]
 
         def in_halves() -> Any:
-            return self.decode(self._exchange(wire, count, group, name), count)
+            return self._mean_of_encoded(wire, count, group, name)
 
         if self._falls_back:
             overflows = self._overflows(flat, wire)

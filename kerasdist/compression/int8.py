@@ -4,7 +4,7 @@ Source: ByteGrad of Bagua (Gan et al. 2021, "Bagua: Scaling up distributed learn
 takes minimum and maximum of a chunk. Here a block's largest magnitude is its scale, so that 0 stays 0, and blocks are
 small, so that one large value spoils few others.
 
-Cost with P workers and S bytes in float32: 2 (P-1)/P S (1/4 + 1/block) bytes sent, 2 collectives.
+Cost with P workers and S bytes in float32: 2 (P-1)/P S (1/4 + 1/block) bytes sent, 2 collectives; 1 at 2 workers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SCALE_BYTES = 4
 class Int8(Quantizer):
     """Rounds each block of values to 255 equidistant levels between minus and plus its largest magnitude.
 
-    The mean is rounded once more in the same way. A block with an inf or NaN arrives as NaN, all of it. A block whose
-    largest magnitude is below about 1e-36 arrives as 0.
+    With more than 2 workers the mean is rounded once more in the same way. A block with an inf or NaN arrives as NaN,
+    all of it. A block whose largest magnitude is below about 1e-36 arrives as 0.
 
-    Cost with P workers and S bytes in float32: 2 (P-1)/P S (1/4 + 1/block) bytes sent, 2 collectives.
+    Cost with P workers and S bytes in float32: 2 (P-1)/P S (1/4 + 1/block) bytes sent, 2 collectives; 1 at 2 workers.
 
     Args:
         block: How many values share one scale of 4 bytes. Default 256.

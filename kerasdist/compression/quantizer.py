@@ -1,7 +1,8 @@
 """Fewer bits for each value on the wire, float32 in the sum: what casts and block-wise integers share.
 
 Each rank receives its part of the bucket from all ranks (all-to-all), averages it in float32 and sends the result to
-all (all-gather). That moves the values of a ring all-reduce and rounds twice, however many workers there are.
+all (all-gather). That moves the values of a ring all-reduce and rounds twice, however many workers there are. Two
+workers send each other the whole bucket, which is as many bytes in one collective, and round once.
 """
 
 from __future__ import annotations
@@ -71,30 +72,35 @@ class Quantizer(Compressor):
     def mean(self, flat: Any, bucket: Bucket, group: Group, name: str, state: MutableMapping[str, Any]) -> Any:
         if group.size == 1:
             return flat
-        mean = self.decode(self._exchange(self.encode(flat), flat.shape[0], group, name), flat.shape[0])
-        return tf.cast(mean, flat.dtype)
+        return tf.cast(self._mean_of_encoded(self.encode(flat), flat.shape[0], group, name), flat.dtype)
 
-    def _exchange(self, wire: Any, count: int, group: Group, name: str) -> Any:
-        """The encoded mean of ``count`` encoded values."""
-        limit = MESSAGE_BYTES * group.size if group.crosses_hosts else float("inf")
+    def _mean_of_encoded(self, wire: Any, count: int, group: Group, name: str) -> Any:
+        """The mean, in float32, of what the ranks encoded of ``count`` values each."""
+        limit = MESSAGE_BYTES * (group.size if group.size > 2 else 1) if group.crosses_hosts else float("inf")
         pieces = max(1, math.ceil(self.wire_items(count) * self.item / limit))
         counts = part_sizes(count, self.block, pieces)
         wires = tf.split(wire, [self.wire_items(one) for one in counts])
         means = [
-            self._exchange_piece(one, size, group, f"{name}.{position}" if position else name)
+            self._mean_of_piece(one, size, group, f"{name}.{position}" if position else name)
             for position, (one, size) in enumerate(zip(wires, counts, strict=True))
         ]
         return means[0] if len(means) == 1 else tf.concat(means, axis=0)
 
-    def _exchange_piece(self, wire: Any, count: int, group: Group, name: str) -> Any:
+    def _mean_of_piece(self, wire: Any, count: int, group: Group, name: str) -> Any:
+        if group.size == 2:
+            both = tf.ensure_shape(group.all_gather(wire, f"{name}.gather"), [2 * self.wire_items(count)])
+            return self._mean_of_parts(both, count, 2)
         counts = part_sizes(count, self.block, group.size)
         own = counts[group.rank]
         received = group.all_to_all(wire, [self.wire_items(one) for one in counts], f"{name}.scatter")
         received = tf.ensure_shape(received, [group.size * self.wire_items(own)])
+        mean = self._mean_of_parts(received, own, group.size)
+        whole = group.all_gather(self.encode(mean), f"{name}.gather")
+        return self.decode(tf.ensure_shape(whole, [self.wire_items(count)]), count)
+
+    def _mean_of_parts(self, wires: Any, count: int, parts: int) -> Any:
         # One after another: a reduction over the first axis of a matrix takes twice as long.
-        summed = functools.reduce(tf.add, [self.decode(part, own) for part in tf.split(received, group.size)])
-        whole = group.all_gather(self.encode(summed * (1.0 / group.size)), f"{name}.gather")
-        return tf.ensure_shape(whole, [self.wire_items(count)])
+        return functools.reduce(tf.add, [self.decode(one, count) for one in tf.split(wires, parts)]) * (1.0 / parts)
 
 
 def part_sizes(count: int, block: int, parts: int) -> list[int]:

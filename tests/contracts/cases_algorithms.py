@@ -18,7 +18,6 @@ from kerasdist.optimizer import distribute_optimizer
 from kerasdist.stats import Tally
 from tests.contracts import simulation as sim
 
-kerasdist.init("auto")
 GROUP_OF_ALL = kerasdist.engine.world()
 RANK, SIZE = GROUP_OF_ALL.rank, GROUP_OF_ALL.size
 GROUP = 2 if SIZE % 2 == 0 else SIZE

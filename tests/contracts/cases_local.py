@@ -4,5 +4,6 @@ import kerasdist
 
 kerasdist.init("local")
 
+from tests.contracts.cases_algorithms import *  # noqa: E402, F403
 from tests.contracts.cases_compressors import *  # noqa: E402, F403
 from tests.contracts.cases_engines import *  # noqa: E402, F403

@@ -11,6 +11,7 @@ ENGINES = (
     ("horovod", 1, "python"),
     ("horovod", 2, "gloo"),
     ("horovod", 3, "gloo"),
+    ("horovod", 4, "gloo"),
 )
 LAUNCHERS = (("launchers", 2, "mpi"),)
 
@@ -28,6 +29,18 @@ def job(request):
 @pytest.fixture(params=ENGINES, ids=name_of, scope="package")
 def steps(request):
     """The groups that are asked what compressors do in many steps."""
+    return start(*request.param)
+
+
+@pytest.fixture(params=(ENGINES[0], *ENGINES[2:]), ids=name_of, scope="package")
+def algorithms(request):
+    """The groups that are asked what algorithms do: one of each size."""
+    return start(*request.param)
+
+
+@pytest.fixture(params=(ENGINES[0], *ENGINES[2:-1]), ids=name_of, scope="package")
+def fits(request):
+    """The groups whose trainings by ``fit`` are looked at."""
     return start(*request.param)
 
 

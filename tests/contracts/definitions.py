@@ -17,7 +17,7 @@ class Exact:
 
 
 class Blocks:
-    """Block-wise 8 bits: rounded to 255 levels by each rank, averaged, rounded again."""
+    """Block-wise 8 bits: rounded to 255 levels by each rank, averaged, rounded again if there are more than two."""
 
     def __init__(self, block):
         self.block = block
@@ -36,7 +36,8 @@ class Blocks:
         return np.concatenate([np.full(len(piece), np.abs(piece).max() / 127) for piece in pieces])
 
     def step(self, values):
-        return self.rounded(np.mean([self.rounded(rank) for rank in values], axis=0))
+        mean = np.mean([self.rounded(rank) for rank in values], axis=0)
+        return mean if len(values) == 2 else self.rounded(mean)
 
 
 class Largest:

@@ -1,33 +1,9 @@
 """Every algorithm against a NumPy simulation of its definition, on one worker (plain Keras) and on several."""
 
-from importlib import util
-
 import numpy as np
 import pytest
 
 from tests.contracts import simulation as sim
-from tests.parallel.launch import run_cases
-
-SIZES = (1, 2, 3, 4)
-
-
-@pytest.fixture(params=SIZES, scope="module")
-def job(request):
-    return start(request.param)
-
-
-@pytest.fixture(params=SIZES[:3], scope="module")
-def fits(request):
-    """The groups whose trainings by ``fit`` are looked at."""
-    return start(request.param)
-
-
-def start(size):
-    if util.find_spec("horovod") is None and size > 1:
-        pytest.skip("the engine is not built: `kerasdist build-engine`")
-    job = run_cases("tests.contracts.cases_algorithms", size, "python" if size == 1 else "gloo")
-    assert job.exit_code == 0, job.output[-4000:]
-    return job
 
 
 def size_of(job):
@@ -68,18 +44,18 @@ RUNS = (
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_20_steps(job, name):
-    if size_of(job) == 1 and name.startswith("gossip"):
+def test_20_steps(algorithms, name):
+    if size_of(algorithms) == 1 and name.startswith("gossip"):
         return  # refused: tests/unit/test_algorithms.py
-    for rank, wanted in enumerate(expected(name, size_of(job))):
-        for found, one in zip(job.ranks("case_runs")[rank][name], wanted, strict=True):
+    for rank, wanted in enumerate(expected(name, size_of(algorithms))):
+        for found, one in zip(algorithms.ranks("case_runs")[rank][name], wanted, strict=True):
             np.testing.assert_allclose(found, one, rtol=0, atol=1e-12, err_msg=f"rank {rank}")
 
 
 @pytest.mark.parametrize(("name", "atol"), [("local", 1e-3), ("partial", 1e-3), ("hierarchical", 1e-3)])
-def test_half_precision_stays_near(job, name, atol):
-    for rank, wanted in enumerate(expected(name, size_of(job))):
-        for found, one in zip(job.ranks("case_runs")[rank][f"{name} fp16"], wanted, strict=True):
+def test_half_precision_stays_near(algorithms, name, atol):
+    for rank, wanted in enumerate(expected(name, size_of(algorithms))):
+        for found, one in zip(algorithms.ranks("case_runs")[rank][f"{name} fp16"], wanted, strict=True):
             np.testing.assert_allclose(found, one, rtol=0, atol=atol, err_msg=f"rank {rank}")
 
 
@@ -111,17 +87,17 @@ def test_by_the_callback(fits):
         near(found["apart"], wanted)
 
 
-def test_small_changes_of_large_values(job):
-    size = size_of(job)
+def test_small_changes_of_large_values(algorithms):
+    size = size_of(algorithms)
     change = 1e-3 * (np.arange(5.0) + (size - 1) / 2)
-    for rank, found in enumerate(job.ranks("case_small_changes_of_large_values")):
+    for rank, found in enumerate(algorithms.ranks("case_small_changes_of_large_values")):
         exact = change if size > 1 else 1e-3 * (rank + np.arange(5.0))
         for value in found.values():
             np.testing.assert_allclose(value - 1000 - np.arange(5.0), exact, rtol=0, atol=1e-5)
 
 
-def test_rounding_keeps_the_mean(job):
-    size, results = size_of(job), job.ranks("case_rounding_keeps_the_mean")
+def test_rounding_keeps_the_mean(algorithms):
+    size, results = size_of(algorithms), algorithms.ranks("case_rounding_keeps_the_mean")
     for name in results[0]:
         before, after = (np.stack([result[name][k] for result in results]) for k in (0, 1))
         np.testing.assert_allclose(after.mean(axis=0), before.mean(axis=0), rtol=0, atol=1e-14, err_msg=name)
@@ -134,9 +110,9 @@ def test_rounding_keeps_the_mean(job):
         assert size == 1 or np.abs(after - matrix @ before).max() > 1e-6, "half precision was not used"
 
 
-def test_subgroup(job):
-    size = size_of(job)
-    for rank, found in enumerate(job.ranks("case_subgroup")):
+def test_subgroup(algorithms):
+    size = size_of(algorithms)
+    for rank, found in enumerate(algorithms.ranks("case_subgroup")):
         members = [one for one in range(size) if (one - rank) % 2 == 0] if size == 4 else list(range(size))
         assert found["rank"] == members.index(rank)
         for length in (1, 5):
