@@ -27,7 +27,7 @@ import numpy as np
 from tests.parallel.launch import LAUNCHER, ROOT, command
 
 WORKERS, EPOCHS, STARTS = 2, 3, 4
-END_S = 90.0
+END_S, UNDISTURBED_S = 90.0, 300.0
 ATOL = 1e-6
 
 
@@ -67,8 +67,8 @@ def worker(folder: Path) -> None:
 class Job:
     """One start of the training."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, end_s: float) -> None:
+        self.folder, self.end_s = folder, end_s
         for path in folder.glob("pid.*"):
             path.unlink()
         self.orphans = 0
@@ -103,7 +103,7 @@ class Job:
     def end(self) -> tuple[int | None, str]:
         """The exit code, None if it hung, and the output. Nothing of it is left running."""
         try:
-            code: int | None = self.process.wait(END_S)
+            code: int | None = self.process.wait(self.end_s)
         except subprocess.TimeoutExpired:
             code = None
         time.sleep(0.2)
@@ -133,7 +133,7 @@ def undisturbed(home: Path) -> tuple[list[np.ndarray], float]:
     """The final state of a training that nobody disturbs, and how long it trains."""
     folder = home / "undisturbed"
     folder.mkdir()
-    job = Job(folder)
+    job = Job(folder, UNDISTURBED_S)
     job.wait_for_training()
     begun = time.monotonic()
     code, output = job.end()
@@ -152,7 +152,7 @@ def disturbed(folder: Path, chance: random.Random, lasts_s: float) -> dict[str, 
     moment = chance.uniform(0, lasts_s)
     found: dict[str, object] = {"signal": name, "rank": rank, "moment": moment, "hung": 0, "orphans": 0, "torn": 0}
     for start in range(1, STARTS + 1):
-        job = Job(folder)
+        job = Job(folder, max(END_S, 3 * lasts_s))
         if start == 1 and job.wait_for_training():
             time.sleep(moment)
             with contextlib.suppress(ProcessLookupError):
