@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist import keras_hooks
+from kerasdist.data.check import different_streams, same_stream
 from kerasdist.data.shared import leaves
 from kerasdist.engine import Group, meeting
 from kerasdist.step import Batch, Step
@@ -56,7 +57,9 @@ class StepExchange:
         if self.group.size == 1:
             return Step(rows, rows if batch.total is None else batch.total)
         self._keep_state()
-        mark = tf.constant(0, tf.int64) if batch.total is not None else _mark(batch.data)
+        mark = batch.mark
+        if mark is None:
+            mark = tf.constant(0, tf.int64) if batch.total is not None else _mark(batch.data)
         # After the data, which may fail; the number of samples may be known before it.
         with tf.control_dependencies([leaf for leaf in leaves(batch.data) if isinstance(leaf, tf.Tensor)]):
             row = tf.stack([tf.constant(meeting.STEP, tf.int64), tf.cast(rows, tf.int64), mark])
@@ -66,7 +69,9 @@ class StepExchange:
         with tf.control_dependencies([self._table.assign(table)]):
             begun = self._begun.assign_add(1)
         with tf.control_dependencies([begun]):
-            gate = tf.debugging.Assert(all_here, ["kerasdist: not all ranks take part in this step"])
+            gate = tf.debugging.Assert(
+                all_here & same_stream(table[:, 2]), ["kerasdist: not all ranks take part in this step"]
+            )
         return Step(rows, counted if batch.total is None else batch.total, gate)
 
     def finish(self, step: Step) -> None:
@@ -150,14 +155,18 @@ class StepExchange:
         if begun == done:
             return  # before the exchange: the end of the data, or its failure, which the others will learn
         self._done.assign(begun)
-        points, rows = self._table.numpy()[:, 0].tolist(), self._table.numpy()[:, 1]
-        if all(point == meeting.STEP for point in points) and rows.sum() > 0:
+        table = self._table.numpy()
+        points, rows, marks = table[:, 0].tolist(), table[:, 1], table[:, 2]
+        same = bool(same_stream(tf.constant(marks)).numpy())
+        if all(point == meeting.STEP for point in points) and rows.sum() > 0 and same:
             meeting.known_to_all(error)  # the others wait for gradients, not for words
             return
         for variable, kept in self._kept.values():
             variable.assign(kept.value())
         if rows.sum() == 0 and all(point == meeting.STEP for point in points):
             raise StopIteration  # no rank has samples left
+        if all(point == meeting.STEP for point in points):
+            raise different_streams(int(marks[self.group.rank]), self.group, "a global batch") from None
         if all(point in (*meeting.LEAVING, meeting.STEP) for point in points) and (
             meeting.STOPPED in points or meeting.TERMINATED in points
         ):
@@ -173,13 +182,14 @@ class StepExchange:
 
     def _look_for_same_data(self) -> None:
         marks = self._table.numpy()[:, 2]
-        self._alike = self._alike + 1 if marks[0] and (marks == marks[0]).all() else 0
+        own_data = marks[0] != 0 and marks[0] % 2 == 0
+        self._alike = self._alike + 1 if own_data and (marks == marks[0]).all() else 0
         if self._alike == MARKED_STEPS:
             warnings.warn(SAME_DATA.format(workers=self.group.size), stacklevel=4)
 
 
 def _mark(data: Any) -> Any:
-    """A number that tells batches apart: made of their first rows; 0 where there is none to make."""
+    """An even number that tells batches apart: made of their first rows; 0 where there is none to make."""
     dense = [leaf for leaf in leaves(data) if isinstance(leaf, tf.Tensor)]
     numeric = [leaf for leaf in dense if leaf.dtype.is_floating or leaf.dtype.is_integer]
     firsts = [tf.reshape(tf.cast(leaf[:1], tf.float64), [-1]) for leaf in numeric if leaf.shape.rank]
@@ -187,4 +197,4 @@ def _mark(data: Any) -> Any:
         return tf.constant(0, tf.int64)
     row = tf.concat(firsts, axis=0)
     places = tf.range(1.0, tf.cast(tf.size(row), tf.float64) + 1.0, dtype=tf.float64)
-    return tf.bitcast(1.0 + tf.reduce_sum(row * tf.sqrt(places)), tf.int64)
+    return 2 * (tf.bitcast(1.0 + tf.reduce_sum(row * tf.sqrt(places)), tf.int64) // 2)

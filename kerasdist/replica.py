@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from kerasdist import handshake, keras_hooks
 from kerasdist.config import Settings
+from kerasdist.data.check import compare_evaluated
 from kerasdist.data.shared import rows_of
 from kerasdist.engine import Group, meeting
 from kerasdist.engine.meeting import gather_json
@@ -65,6 +66,7 @@ class Replica:
         self._watchdog = Watchdog(model, group, settings.options)
         with tf.init_scope():
             self._last_rows = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+            self._evaluated = tf.Variable([0, 0], trainable=False, dtype=tf.int64)  # the stream's digest, samples
         methods: dict[str, Callable[..., Any]] = {
             "make_train_function": self.make_train_function,
             "train_step": self.train_step,
@@ -123,6 +125,7 @@ class Replica:
             self.shares_validation = True
         with self._untouched_by(batch.may_be_empty), self._weighted(Step(batch.rows, batch.total)):
             logs = keras_hooks.plain(self.model, "test_step")(batch.data)
+        self._note_stream(batch)
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
         return logs
 
@@ -130,7 +133,21 @@ class Replica:
         """The model's own ``predict_step``, and how many of its rows count."""
         batch = as_batch(data)
         outputs = keras_hooks.plain(self.model, "predict_step")(batch.data)
+        self._note_stream(batch)
         return outputs, tf.reshape(batch.rows, [1])
+
+    def _note_stream(self, batch: Batch) -> None:
+        """Notes what stream is evaluated, and how many samples of it."""
+        if batch.mark is not None:
+            total = tf.cast(batch.total, tf.int64)
+            self._evaluated.assign([batch.mark - 2 * total, self._evaluated[1] + total])
+
+    def compare_evaluated(self, name: str) -> None:
+        """Have all ranks evaluated the same data, all of it? Collective, where data was shared out."""
+        digest, samples = self._evaluated.numpy().tolist()
+        if digest:
+            self._evaluated.assign([0, 0])
+            compare_evaluated(digest + 2 * samples, self.group, name)
 
     @contextlib.contextmanager
     def _weighted(self, step: Step) -> Iterator[None]:
@@ -284,6 +301,8 @@ class Replica:
         if self.group.size == 1 or self._alone:
             return own(logs)
         name = "val_loss" if self.evaluating else "loss"  # what one looks for where ranks wait at different places
+        if self.evaluating:
+            self.compare_evaluated(name)
         if self.evaluating and not self.shares_validation and not self._may_differ():
             check_equal_states(self.model, self.group, name)
         else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,7 +63,7 @@ class ScopedReplica(Replica):
         drawn, callbacks = self.owner.drawn_seed, keras_hooks.make_callback_list(call.get("callbacks"))[0]
         if keras_hooks.user_seed() is None and any(isinstance(one, Checkpoint) for one in callbacks):
             drawn = gather_json(int(np.random.SeedSequence().generate_state(1)[0]), self.group, "order")[0]
-        shared = [data.take_training_data(call, self.group, self.settings, drawn)]
+        data.take_training_data(call, self.group, self.settings, drawn)
         validation, batch_size = call.get("validation_data"), call.pop("validation_batch_size", None)
         given = gather_json(validation is not None, self.group, "validation_data")
         if any(given) and not all(given):
@@ -75,11 +73,9 @@ class ScopedReplica(Replica):
             )
         if validation is not None:
             parts = keras_hooks.unpack_data(validation)
-            shared.append(self._share(parts, batch_size, call.get("validation_steps")))
-            call["validation_data"] = shared[1]
+            call["validation_data"] = self._share(parts, batch_size, call.get("validation_steps"))
         self.ready = self.evaluating = False
-        with _failures_of(shared):
-            return own(**call)
+        return own(**call)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate`` on this rank's part, and the metrics of all. Every rank must call it."""
@@ -97,7 +93,7 @@ class ScopedReplica(Replica):
         parts = (call.pop("x", None), call.pop("y", None), call.pop("sample_weight", None))
         shared = self._share(parts, call.pop("batch_size", None), call.get("steps"))
         self.align(lambda: shared.get_tf_dataset().element_spec)
-        with self.evaluation(), _failures_of([shared]):
+        with self.evaluation():
             return own(x=shared, **call)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,8 +108,9 @@ class ScopedReplica(Replica):
         call = keras_hooks.call_arguments("predict", args, kwargs)
         shared = self._share((call.pop("x", None), None, None), call.pop("batch_size", None), call.get("steps"))
         self.align(lambda: shared.get_tf_dataset().element_spec)
-        with self._prediction_rows.noted() as rows, _failures_of([shared]):
+        with self._prediction_rows.noted() as rows:
             outputs = own(x=shared, **call)
+        self.compare_evaluated("predict.data")
         return whole(outputs, rows, self.group, in_turn=self.settings.auto_shard)
 
     def make_predict_function(self, force: bool = False) -> None:
@@ -154,16 +151,3 @@ def _spec(value: Any) -> Any:
         return None
     tensor = tf.convert_to_tensor(value)
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
-
-
-@contextlib.contextmanager
-def _failures_of(adapters: list[Any]) -> Iterator[None]:
-    """Raises what a data adapter found wrong, not the error that TensorFlow makes of it."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for adapter in adapters:
-            failure = getattr(adapter, "failure", None)
-            if failure is not None:
-                raise failure from None
-        raise error

@@ -16,19 +16,22 @@ from typing import Any, NamedTuple
 class Batch(NamedTuple):
     """A rank's part of a global batch, as kerasdist's data adapters yield it.
 
-    Four fields, so that Keras refuses it where no kerasdist hook unpacks it (it takes at most three).
+    Five fields, so that Keras refuses it where no kerasdist hook unpacks it (it takes at most three).
 
     Attributes:
         data: What Keras expects: x, (x, y) or (x, y, sample_weight).
         rows: This rank's samples, int64 scalar. Where it is 0, ``data`` holds a copy of one row that counts nothing.
         total: All ranks' samples, int64 scalar, or -1 where they must be counted by a collective.
         may_be_empty: A bool scalar where ``rows`` can be 0 (its value is ``rows == 0``), else None.
+        mark: An odd int64 scalar that all ranks must have alike, made of the stream that is shared out and of
+            ``total``; None where there is none.
     """
 
     data: Any
     rows: Any
     total: Any
     may_be_empty: Any
+    mark: Any = None
 
 
 @dataclasses.dataclass

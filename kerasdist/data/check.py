@@ -1,70 +1,118 @@
-"""Do all ranks read the same stream? Compared by a hash of the first batch, before anything is shared out."""
+"""Do all ranks read the same stream? The first batch is hashed on each rank, and every batch is marked with the hash.
+
+The marks, with the number of samples in the global batch, are compared where the ranks meet anyway: at the start of
+each training step, and at the end of an evaluation. So no rank waits for another while it reads.
+"""
 
 from __future__ import annotations
 
+import collections
 import hashlib
-import itertools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasdist.engine import Group
-from kerasdist.engine.meeting import apart, gather_json
+from kerasdist.engine.meeting import apart, gather_json, known_to_all
 from kerasdist.errors import RankMismatchError
+from kerasdist.step import Batch
 
-_numbers = itertools.count()
+KEPT = 16
+HINT = (
+    "Sharing them out would lose some samples and repeat others. Give all ranks the same data, batch size, weights and "
+    "steps. Shuffle with a seed that all ranks share (`dataset.shuffle(n, seed=1)`, `keras.utils.set_random_seed(1)`); "
+    "make a generator anew for each `fit`, since ranks read ahead by different amounts; or, if each rank reads its own "
+    "part, say so with DataParallelStrategy(auto_shard=False)."
+)
+_descriptions: collections.deque[tuple[int, str]] = collections.deque(maxlen=KEPT)
 
 
 class FirstBatchCheck:
-    """Compares the first batch of the first epoch across ranks. Attached on every rank or on none.
+    """Hashes the first batch of the first epoch. Attached on every rank or on none."""
 
-    Args:
-        group: The ranks that share the stream out.
-    """
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._name = f"first_batch.{next(_numbers)}"
+    def __init__(self) -> None:
         self._done = False
-        self.failure: Exception | None = None
+        with tf.init_scope():
+            self._digest = tf.Variable(1, trainable=False, dtype=tf.int64)
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same dataset, which fails at its first element if the ranks' elements differ."""
+        """The same dataset, whose first element is hashed as it passes."""
         spec = dataset.element_spec
 
         def pass_on(index: Any, data: Any) -> Any:
             flat = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
-            checked = tf.cond(
+            hashed = tf.cond(
                 tf.equal(index, 0),
-                lambda: tf.ensure_shape(tf.py_function(self._compare, flat, tf.int64), []),
+                lambda: tf.ensure_shape(tf.py_function(self._hash, flat, tf.int64), []),
                 lambda: tf.constant(0, tf.int64),
             )
-            with tf.control_dependencies([checked]):
+            with tf.control_dependencies([hashed]):
                 return tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
         return dataset.enumerate().map(pass_on) if _is_plain(spec) else dataset
 
-    def _compare(self, *tensors: Any) -> int:
+    def mark(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The batches of this rank, which come of the stream that was attached to, with the mark of that stream."""
+
+        def marked(*fields: Any) -> Batch:
+            batch = fields[0] if isinstance(fields[0], Batch) else Batch(*fields)
+            return batch._replace(mark=self._digest + 2 * tf.cast(batch.total, tf.int64))
+
+        return dataset.map(marked)
+
+    def _hash(self, *tensors: Any) -> int:
         if self._done:
             return 0
         self._done = True
-        digest = hashlib.sha256()
+        digest, parts = hashlib.sha256(), []
         for tensor in tensors:
-            digest.update(repr((tensor.shape.as_list(), tensor.dtype.name)).encode())
+            parts.append(f"{tensor.dtype.name} {'x'.join(map(str, tensor.shape)) or 'scalar'}")
+            digest.update(parts[-1].encode())
             digest.update(tensor.numpy().tobytes() if tensor.dtype != tf.string else repr(tensor.numpy()).encode())
-        with apart():  # in a thread of the data's, while this rank's own waits for the batch
-            digests = gather_json(digest.hexdigest()[:12], self._group, self._name)
-        if len(set(digests)) > 1:
-            table = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(digests))
-            self.failure = RankMismatchError(
-                f"rank {self._group.rank}: the ranks read different first batches (hashes {table}), so "
-                "sharing them out would lose some samples and repeat others. Shuffle with a seed that all ranks share "
-                "(`dataset.shuffle(n, seed=1)`, `keras.utils.set_random_seed(1)`); make a generator anew for each "
-                "`fit`, since ranks read ahead by different amounts; or, if each rank reads its own part, say so with "
-                "DataParallelStrategy(auto_shard=False)."
-            )
-            raise self.failure
+        number = int.from_bytes(digest.digest()[:7], "big") | 1
+        _descriptions.append((number, f"a first batch of {', '.join(parts)}, hash {digest.hexdigest()[:12]}"))
+        self._digest.assign(number)
         return 0
+
+
+def same_stream(marks: Any) -> Any:
+    """Whether the ranks' marks, an int64 tensor, are those of one stream; true where no stream is shared out.
+
+    The marks of shared streams are odd.
+    """
+    return tf.reduce_all(tf.equal(marks, marks[0])) | tf.reduce_all(tf.equal(marks % 2, 0))
+
+
+def different_streams(mark: int, group: Group, what: str) -> RankMismatchError:
+    """The error for ranks that read different streams; all of them must call it, and know that they do.
+
+    Args:
+        mark: This rank's mark.
+        group: The ranks.
+        what: What holds ``mark``, for the message: "a global batch", say.
+    """
+    described = [(number, text) for number, text in _descriptions if 0 <= (mark - number) // 2 < 2**40]
+    number, text = described[-1] if described else (1, "data that cannot be compared")
+    with apart():
+        said = gather_json(f"{what} of {(mark - number) // 2} samples, from {text}", group, "streams")
+    table = "".join(f"\n  rank {rank}: {one}" for rank, one in enumerate(said))
+    return known_to_all(RankMismatchError(f"rank {group.rank}: the ranks read different data.{table}\n{HINT}"))
+
+
+def compare_evaluated(mark: int, group: Group, name: str) -> None:
+    """Raises on every rank unless all have evaluated, or predicted, the same stream to the same end. Collective.
+
+    Args:
+        mark: The stream's digest and twice the samples of all global batches.
+        group: The ranks.
+        name: Of the collective.
+
+    Raises:
+        RankMismatchError: On every rank.
+    """
+    if not bool(np.asarray(same_stream(tf.constant(gather_json(mark, group, name), tf.int64)))):
+        raise different_streams(mark, group, "an evaluation")
 
 
 def _is_plain(spec: Any) -> bool:

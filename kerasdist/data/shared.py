@@ -33,7 +33,7 @@ class SharedData(keras_hooks.DataAdapter):
         self.inner = inner
         self.group = group
         self._order = order
-        self._check = FirstBatchCheck(group) if check and group.size > 1 else None
+        self._check = FirstBatchCheck() if check and group.size > 1 else None
 
     @property
     def seed(self) -> int | None:
@@ -52,17 +52,12 @@ class SharedData(keras_hooks.DataAdapter):
     @tf.autograph.experimental.do_not_convert  # takes a second or two, for nothing
     def _share(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         dataset = dataset.map(without_optionals(dataset.element_spec))
-        if self._check is not None:
-            dataset = self._check.attach(dataset)
-        return self._take_part(dataset).prefetch(2)
+        if self._check is None:
+            return self._take_part(dataset).prefetch(2)
+        return self._check.mark(self._take_part(self._check.attach(dataset))).prefetch(2)
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         raise NotImplementedError
-
-    @property
-    def failure(self) -> Exception | None:
-        """What the comparison of the first batch found, if anything."""
-        return self._check.failure if self._check is not None else None
 
     @property
     def num_batches(self) -> int | None:
