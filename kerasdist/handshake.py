@@ -40,6 +40,10 @@ def signature(model: Any, settings: Settings | None) -> dict[str, Any]:
         facts[f"variable {position}"] = f"{'/'.join(parts)} {shape} {variable.dtype} trainable={variable.trainable}"
     losses = keras_hooks.loss_facts(model)
     facts["losses"] = json.dumps(losses, sort_keys=True, default=lambda value: type(value).__name__)
+    facts["metrics"] = json.dumps(keras_hooks.metric_facts(model), sort_keys=True)
+    facts["run_eagerly"] = bool(model.run_eagerly)
+    facts["steps_per_execution"] = int(getattr(model, "steps_per_execution", None) or 1)
+    facts |= keras_hooks.layer_facts(model)
     facts["synchronized normalizations"] = len(keras_hooks.synchronized_normalizations(model))
     for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
         config = json.loads(json.dumps(optimizer.get_config(), default=lambda value: type(value).__name__))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import platform
 import re
@@ -299,6 +300,55 @@ def loss_facts(model: Any) -> list[Any]:
         else:
             facts.append(loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__))
     return [facts, getattr(compiled, "_user_loss_weights", None)]
+
+
+def layer_facts(model: Any) -> dict[str, Any]:
+    """The options of the model's layers, as JSON values: without names and seeds, which ranks may have apart."""
+    facts: dict[str, Any] = {}
+    for position, layer in enumerate(model._flatten_layers()):
+        kind = f"layer {position} {type(layer).__name__}"
+        facts[kind] = True
+        if isinstance(layer, keras.Model):
+            continue  # its layers come by themselves
+        try:
+            config = layer.get_config()
+        except Exception:  # a layer of one's own need not have one
+            continue
+        options = _comparable(config, leave_out=("name", "seed", "trainable"))
+        facts |= {f"{kind} {name}": value for name, value in options.items()}
+    return facts
+
+
+def metric_facts(model: Any) -> Any:
+    """What the compiled metrics are, in their order, as JSON values."""
+    compiled = getattr(model, "_compile_metrics", None)
+
+    def fact(metric: Any) -> Any:
+        if isinstance(metric, keras.metrics.Metric):
+            try:
+                return [type(metric).__name__, _comparable(metric.get_config(), leave_out=("name",))]
+            except Exception:  # as of layers
+                return type(metric).__name__
+        return _comparable(metric)
+
+    given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    return keras.tree.map_structure(fact, given)
+
+
+def _comparable(value: Any, leave_out: tuple[str, ...] = ()) -> Any:
+    """A part of a configuration as a JSON value that is equal on ranks that configured alike."""
+    if isinstance(value, dict):
+        # Layers within layers: their names may be numbered. That of a dtype policy is all that it has.
+        hidden = leave_out or (("name", "seed") if len(value) > 1 else ())
+        return {str(key): _comparable(one) for key, one in value.items() if key not in hidden}
+    if isinstance(value, (list, tuple)):
+        return [_comparable(one) for one in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, (np.ndarray, np.generic, tf.Tensor, keras.Variable)):
+        array = np.asarray(value)
+        return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:12]}"
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def auto_named(model: Any) -> dict[str, str]:

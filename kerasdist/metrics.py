@@ -51,18 +51,18 @@ def check_equal_states(model: Any, group: Group, name: str, rtol: float = 1e-4) 
     assign(np.asarray(group.all_reduce(flat, "mean", f"{name}.mean")))
 
 
-def average_layer_state(model: Any, group: Group) -> None:
-    """Replaces the state that layers keep in training by its mean over ranks, weighted by samples.
+def average_layer_state(model: Any, group: Group, samples: float) -> None:
+    """Replaces the state that layers keep in training by its mean over ranks, weighted by each rank's ``samples``.
 
     That is the moving statistics of BatchNormalization, and floating state of the user's own layers.
     """
     variables = keras_hooks.layer_state(model)
     if not variables:
         return
-    samples = keras_hooks.samples_seen(model) or 1.0
     flat, assign = _flatten(variables)
     total = np.asarray(group.all_reduce(np.append(flat * samples, samples), "sum", "layer_state"))
-    assign(total[:-1] / total[-1])
+    if total[-1]:
+        assign(total[:-1] / total[-1])
 
 
 def mean_logs(logs: Any, rows: Any, group: Group) -> Any:

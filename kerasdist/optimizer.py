@@ -57,9 +57,7 @@ class DistributedApply:
         self._present: dict[int, np.ndarray] = {}  # by call within a step: which gradients some rank has
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._accumulates = bool(getattr(inner, "gradient_accumulation_steps", None))
-        # Under a loss scale gradients may be computed in half precision, where a share such as 1/3 is rounded: they
-        # keep their own size, and the division by the number of workers comes after the sum.
-        self._divides = averager.takes_shares and inner is not optimizer
+        self._divides = False
         hooks: dict[str, Callable[..., Any]] = {"apply": self.apply, "scale_loss": self.scale_loss}
         keras_hooks.patch(optimizer, hooks, self)
         if self._accumulates:
@@ -94,6 +92,7 @@ class DistributedApply:
         self._loss_scaled = True
         if step is not None:
             step.weighted.add(self.averager.name)
+        self._look_at_precision([loss])
         return loss * self._weight(loss.dtype)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -116,6 +115,7 @@ class DistributedApply:
             self.start()
         with step.gated() if step is not None else contextlib.nullcontext():
             if not self._loss_scaled:
+                self._look_at_precision(grads)
                 grads = [None if g is None else keras_hooks.scale_gradient(g, self._weight(g.dtype)) for g in grads]
             self._loss_scaled = False
             grads = self._complete(grads, trainable_variables)
@@ -226,6 +226,12 @@ class DistributedApply:
             return 0
 
         tf.cond(step > before, share, lambda: 0)
+
+    def _look_at_precision(self, tensors: list[Any]) -> None:
+        """In half precision a share such as 1/3 is rounded: there, under a loss scale, what is averaged keeps its own
+        size, and the division by the number of workers comes after the sum."""
+        scaled = self.averager.takes_shares and isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._divides = scaled and any(tensor is not None and tensor.dtype.size < 4 for tensor in tensors)
 
     @tf.autograph.experimental.do_not_convert
     def _weight(self, dtype: Any) -> Any:

@@ -49,6 +49,8 @@ class Replica:
 
     Attributes:
         ready: Whether the ranks were compared and hold one state.
+        within_epoch: Whether metrics hold what this rank has seen of an epoch, which are not to be touched by an
+            evaluation that a callback asks for.
         when_terminated: Called on all ranks where a SIGTERM ends an epoch, after its last step. Default: nothing.
     """
 
@@ -58,7 +60,7 @@ class Replica:
         self.settings = settings
         self.owner = owner
         self.shares_validation = shares_validation
-        self.ready = False
+        self.ready = self.within_epoch = False
         self.when_terminated: Callable[[], None] | None = None
         self._alone = self._warned = False
         self._folded: set[int] = set()
@@ -66,11 +68,13 @@ class Replica:
         self._watchdog = Watchdog(model, group, settings.options)
         with tf.init_scope():
             self._last_rows = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+            self._rows_seen = tf.Variable(0.0, trainable=False, dtype=tf.float64)  # in this epoch
             self._evaluated = tf.Variable([0, 0], trainable=False, dtype=tf.int64)  # the stream's digest, samples
         methods: dict[str, Callable[..., Any]] = {
             "make_train_function": self.make_train_function,
             "train_step": self.train_step,
             "test_step": self.test_step,
+            "evaluate": self.evaluate,
             keras_hooks.METRICS: self.metrics_or_logs,
             keras_hooks.SHOULD_EVALUATE: self.should_evaluate,
         }
@@ -115,6 +119,7 @@ class Replica:
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
         with step.gated():
             self.owner.tally.count_step()
+            self._rows_seen.assign_add(tf.cast(batch.rows, tf.float64))
         self.exchange.finish(step)
         return logs
 
@@ -262,7 +267,7 @@ class Replica:
         if self._same_weights():
             return
         self._average_variables(self._averaged())
-        average_layer_state(model, self.group)
+        self._average_layer_state()
         if not self._same_weights():
             warnings.warn(
                 "The ranks hold different weights; those of rank 0 are taken. (Were they set or loaded on one rank?)",
@@ -303,28 +308,47 @@ class Replica:
         name = "val_loss" if self.evaluating else "loss"  # what one looks for where ranks wait at different places
         if self.evaluating:
             self.compare_evaluated(name)
+        own_states = keras_hooks.numpy_values(self.model.metrics_variables)
         if self.evaluating and not self.shares_validation and not self._may_differ():
             check_equal_states(self.model, self.group, name)
         else:
             if not self.evaluating:
                 self.exchange.leave()
+                self.within_epoch = False
                 if meeting.termination_agreed() and self.when_terminated is not None:
                     self.when_terminated()  # before what each rank has of its own becomes one
                 self._average_variables(self._averaged_at_epoch_end())
-                average_layer_state(self.model, self.group)
+                self._average_layer_state()
             sum_states(self.model, self.group, name)
         answer = own(logs)
+        if self.evaluating and self.within_epoch:
+            self._take_back_metrics(own_states)
         if answer is logs:
             return mean_logs(logs, self._last_rows, self.group)
         return answer
 
+    def _take_back_metrics(self, own_states: list[Any]) -> None:
+        """Gives the metrics this rank's part again: the epoch goes on with them, as in Keras, and then they add up."""
+        if not self.shares_validation and self.group.rank:
+            self.model.reset_metrics()  # each rank evaluated the whole, which counts once
+            return
+        for variable, value in zip(self.model.metrics_variables, own_states, strict=True):
+            variable.assign(value)
+
+    def _average_layer_state(self) -> None:
+        samples = keras_hooks.samples_seen(self.model) or float(self._rows_seen)
+        average_layer_state(self.model, self.group, samples)
+        self._rows_seen.assign(0.0)
+
     def end_training(self) -> None:
-        """What ranks updated alone becomes one at the end of ``fit``, the optimizer's state too. Collective."""
+        """At the end of ``fit`` what ranks updated alone becomes one, and they are compared. Collective."""
+        self.within_epoch = False
         for applied in self._averaged_at_epoch_end():
             variables, state = applied.own_state()
             # Keras has just put the moving averages of the rank's own variables in place, where it keeps them.
             moved = variables if getattr(applied.optimizer, "use_ema", False) else []
             average_variables([*moved, *state], self.group, f"{applied.averager.name}.end")
+        self._watchdog.at_end()
 
     def _averaged(self) -> list[DistributedApply]:
         found = [distributed_apply(optimizer) for optimizer in keras_hooks.own_optimizers(self.model)]
@@ -346,6 +370,11 @@ class Replica:
         """Keras' own answer, but for a training that SIGTERM ends."""
         own = keras_hooks.plain(self.model, keras_hooks.SHOULD_EVALUATE)
         return not meeting.termination_agreed() and own(*args)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``evaluate`` within a ``fit``, asked for by Keras or by a callback. Every rank must call it."""
+        with self.evaluation():
+            return keras_hooks.plain(self.model, "evaluate")(*args, **kwargs)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

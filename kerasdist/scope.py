@@ -16,7 +16,7 @@ from kerasdist.optimizer import check_optimizer
 from kerasdist.prediction import PredictionRows, whole
 from kerasdist.replica import Replica, no_xla
 
-HOOKED = ("compile", "fit", "evaluate", "predict", "predict_step", "make_predict_function", "train_on_batch")
+HOOKED = ("compile", "fit", "predict", "predict_step", "make_predict_function", "train_on_batch")
 
 
 class ScopedReplica(Replica):

@@ -1,4 +1,4 @@
-"""Do the ranks still hold the same weights, optimizer state and rate? Asked every ``watch_every`` steps.
+"""Do the ranks still hold the same weights, optimizer state and rate? Asked every ``watch_every`` steps and at the end.
 
 Each rank adds up the bits of every variable, and the ranks compare the sums. It costs one reading of the weights and
 two small collectives, on one step in many.
@@ -39,6 +39,11 @@ class Watchdog:
         """Counts an execution of the train function, and compares when it is time. Collective."""
         self._calls += 1
         if self._every and self._group.size > 1 and self._calls % self._every == 0:
+            self.compare()
+
+    def at_end(self) -> None:
+        """Compares at the end of a training, if at all. Collective."""
+        if self._every and self._group.size > 1:
             self.compare()
 
     def compare(self) -> None:

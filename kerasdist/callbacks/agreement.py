@@ -32,6 +32,7 @@ class Agreement(keras.callbacks.Callback):
         epochs = gather_json(keras_hooks.initial_epoch(self.model), self.replica.group, "initial_epoch")
         keras_hooks.set_initial_epoch(self.model, epochs[0])
         self._compared = False
+        self.replica.within_epoch = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Refuses ranks that were told to train different epochs, before they wait for each other."""
@@ -58,6 +59,7 @@ class Agreement(keras.callbacks.Callback):
         """Stops on all ranks if one stops."""
         asked = gather_json(bool(self.model.stop_training), self.replica.group, "stop_training")
         self.model.stop_training = any(asked)
+        self.replica.within_epoch = True
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Validation begins."""
