@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import tempfile
+import warnings
 from pathlib import Path
 
 import keras
@@ -101,6 +103,68 @@ class Kernel(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.layers[-1].kernel.assign([[self.values[epoch]]])
+
+
+class Evaluates(keras.callbacks.Callback):
+    """Evaluates 11 samples in the middle of each epoch, and before its first step."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.evaluate(*EVALUATED, batch_size=4, verbose=0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.model.evaluate(*EVALUATED, batch_size=4, verbose=0)
+
+
+EVALUATED = np.linspace(-1, 2, 11)[:, None], np.linspace(3, 5, 11)[:, None]
+
+
+def case_evaluation_within_an_epoch():
+    """19 samples in global batches of 8: the history of both doors and of plain Keras, which mixes evaluation in."""
+    x, y = np.linspace(-2, 2.3, 19)[:, None], np.linspace(1, 3, 19)[:, None]
+    found = {}
+    for kind in ("plain", "scope", "callback"):
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        keras.utils.set_random_seed(3)
+        scope = kerasdist.DataParallelStrategy().scope() if kind == "scope" else contextlib.nullcontext()
+        with scope:
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae", keras.metrics.R2Score()])
+        call = {"epochs": 2, "verbose": 0, "shuffle": False, "callbacks": [Evaluates()]}
+        if kind == "callback":
+            call["callbacks"].append(kerasdist.DistributedOptimizer())
+            call["x"] = kerasdist.shard(x, y, batch_size=4, shuffle=False)
+        else:
+            call |= {"x": x, "y": y, "batch_size": 8 if kind == "plain" else 4}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[kind] = model.fit(**call).history
+    return found
+
+
+def case_statistics_of_own_steps():
+    """A train step of one's own that tracks no loss; the ranks get 12 and 8 samples of two values."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"error": loss}
+
+    inputs = keras.Input((1,))
+    with kerasdist.DataParallelStrategy().scope():
+        normalization = keras.layers.BatchNormalization(momentum=0.5)
+        model = Own(inputs, keras.layers.Dense(1)(normalization(inputs)))
+        model.compile(keras.optimizers.SGD(0.01))
+    values = np.repeat([1.0, 5.0, 1.0], [8, 8, 4])[:, None]
+    batches = [(values[a:b], values[a:b]) for a, b in ((0, 8), (8, 16), (16, 20))]
+    spec = (tf.TensorSpec([None, 1], tf.float64), tf.TensorSpec([None, 1], tf.float64))
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+    model.fit(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0)
+    return float(normalization.moving_mean.numpy()[0])
 
 
 def case_plateau():

@@ -13,14 +13,14 @@ RANK, SIZE = kerasdist.init().rank, kerasdist.init().size
 IDS = np.arange(12, dtype="float32")[:, None]
 
 
-def net(name="kernel", units=1):
-    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(units, name=name)])
+def net(name="kernel", units=1, **options):
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(units, name=name, **options)])
 
 
-def compiled(strategy=None, make=net, loss="mse", optimizer=None):
+def compiled(strategy=None, make=net, loss="mse", optimizer=None, **arguments):
     with (strategy or kerasdist.DataParallelStrategy()).scope():
         model = make()
-        model.compile(optimizer or keras.optimizers.SGD(0.1), loss)
+        model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **arguments)
     return model
 
 
@@ -53,6 +53,39 @@ def case_fails_synchronized_on_one_rank():
 def case_fails_other_loss_on_one_rank():
     loss = keras.losses.Huber(1.0 + RANK)
     compiled(loss=loss).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_layer_options_on_one_rank():
+    compiled(make=lambda: net(activation="relu" if RANK == 1 else "tanh")).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_metrics_on_one_rank():
+    compiled(metrics=["mae", "mape"][:: 1 - 2 * RANK]).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_eager_on_one_rank():
+    compiled(run_eagerly=RANK == 1).fit(IDS, IDS, verbose=0)
+
+
+def case_fails_other_batch_size_on_one_rank():
+    compiled().fit(IDS, IDS, batch_size=2 + RANK, verbose=0)
+
+
+def case_fails_longer_data_on_one_rank():
+    """The same first batches: the last ones have 4 and 3 samples."""
+    compiled().fit(IDS[: 12 - RANK], IDS[: 12 - RANK], batch_size=4, shuffle=False, verbose=0)
+
+
+def case_fails_longer_evaluation_on_one_rank():
+    compiled().evaluate(IDS[: 12 - RANK], IDS[: 12 - RANK], batch_size=4, verbose=0)
+
+
+def case_fails_longer_prediction_on_one_rank():
+    compiled().predict(IDS[: 12 - RANK], batch_size=4, verbose=0)
+
+
+def case_fails_other_validation_steps_on_one_rank():
+    compiled().fit(IDS, IDS, batch_size=2, verbose=0, validation_data=(IDS, IDS), validation_steps=1 + RANK)
 
 
 def case_fails_class_for_a_callback():

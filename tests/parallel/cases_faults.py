@@ -39,6 +39,9 @@ class At(keras.callbacks.Callback):
             self.action(self)
 
 
+HOOKS = ("on_train_begin", "on_epoch_begin", "on_test_begin", "on_epoch_end", "on_test_end", "on_train_end")
+
+
 class Notes(keras.callbacks.Callback):
     """Notes the ends of epochs, and how often validation began."""
 
@@ -94,7 +97,7 @@ def case_exception_in_a_callback():
 def case_exception_at_the_ends():
     """In hooks around the collectives of an epoch's end, and before the first step."""
     found = {}
-    for hook in ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_test_end", "on_train_end"):
+    for hook in HOOKS:
         callback = keras.callbacks.LambdaCallback()
         if RANK == LAST:
             setattr(callback, hook, fail)
@@ -110,21 +113,36 @@ def case_keyboard_interrupt():
     return caught(fit, compiled(own(), linear), At(interrupt))
 
 
-def case_exception_in_the_data():
+def breaking(at):
+    """Eight batches, of which one cannot be read on the last rank."""
+
     def batches():
         for step in range(8):
-            if step == 3 and RANK == LAST:
+            if step == at and RANK == LAST:
                 raise OSError("no such file")
             yield X[:1], X[:1]
 
     spec = (tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1]))
     data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    data = data.apply(tf.data.experimental.assert_cardinality(8))
+    return data.apply(tf.data.experimental.assert_cardinality(8))
+
+
+def case_exception_in_the_data():
     found = {}
     for door, model, extra in doors():
-        kind, message, seconds = caught(fit, model, *extra, x=data)
+        kind, message, seconds = caught(fit, model, *extra, x=breaking(3))
         found[door] = kind, message, seconds, weight(model)
     return found
+
+
+def case_exception_in_the_first_batch():
+    """Of data that is shared out, which is compared: in training, validation and evaluation."""
+    model = compiled(kerasdist.DataParallelStrategy(), linear)
+    return {
+        "fit": caught(fit, model, x=breaking(0), epochs=1, batch_size=None),
+        "validation": caught(fit, model, epochs=1, validation_data=breaking(0)),
+        "evaluate": caught(model.evaluate, breaking(0), verbose=0),
+    }
 
 
 def case_stop_in_a_batch_hook():
@@ -234,6 +252,15 @@ def case_watchdog():
             said = [str(w.message) for w in warned if "do not hold the same model" in str(w.message)]
             found[action, what] = outcome[:2], said, weight(model), float(model.optimizer.learning_rate)
     return found
+
+
+def case_watchdog_at_the_end():
+    """The last hook changes the weights of one rank, in a training of fewer steps than the watchdog waits for."""
+    callback = keras.callbacks.LambdaCallback()
+    model = compiled(own(), linear)
+    if RANK == LAST:
+        callback.on_train_end = lambda logs=None: model.set_weights([np.ones((1, 1))])
+    return caught(fit, model, callback, epochs=1)
 
 
 def case_goes_on():

@@ -7,6 +7,7 @@ from tests.parallel.cases_equal import *  # noqa: F403
 from tests.parallel.cases_errors import *  # noqa: F403
 from tests.parallel.cases_faults import *  # noqa: F403
 from tests.parallel.cases_normalization import *  # noqa: F403
+from tests.parallel.cases_not_equal import *  # noqa: F403
 from tests.parallel.cases_reports import *  # noqa: F403
 from tests.parallel.cases_resume import *  # noqa: F403
 from tests.parallel.cases_weights import *  # noqa: F403

@@ -46,6 +46,20 @@ def test_validation_of_unequal_parts(job):
         assert found["metrics"]["val_auc"] == near(float(auc.result()))
 
 
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_evaluation_within_an_epoch(job, door):
+    for found in job.ranks("case_evaluation_within_an_epoch"):
+        assert found[door].keys() == found["plain"].keys()
+        for key, values in found["plain"].items():
+            np.testing.assert_allclose(found[door][key], values, rtol=0, atol=1e-9, err_msg=key)
+
+
+def test_statistics_of_own_steps(job):
+    """Rank 0: 1/2, then 3/4, of 12 samples; rank 1: 5/2, of 8."""
+    expected = (12 * 0.75 + 8 * 2.5) / 20
+    assert job.ranks("case_statistics_of_own_steps") == [pytest.approx(expected, abs=1e-5)] * 2
+
+
 def test_plateau(job):
     """CB-1, CB-2: no improvement on both ranks in the second epoch: half of the rate, once, and the stop."""
     for found in job.ranks("case_plateau"):

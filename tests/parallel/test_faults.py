@@ -31,7 +31,10 @@ def test_exception_in_a_callback(job, door):
         assert weight == pytest.approx(-0.3, abs=1e-6)
 
 
-@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_test_end", "on_train_end"])
+HOOKS = ("on_train_begin", "on_epoch_begin", "on_test_begin", "on_epoch_end", "on_test_end", "on_train_end")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
 def test_exception_at_the_ends(job, hook):
     check([rank[hook] for rank in job.ranks("case_exception_at_the_ends")])
 
@@ -47,6 +50,13 @@ def test_exception_in_the_data(job, door):
     assert "no such file" in found[0][1]
     for *_, weight in found:
         assert weight == pytest.approx(-0.3, abs=1e-6)
+
+
+@pytest.mark.parametrize("place", ["fit", "validation", "evaluate"])
+def test_exception_in_the_first_batch(job, place):
+    found = [rank[place] for rank in job.ranks("case_exception_in_the_first_batch")]
+    check(found, step=0 if place == "fit" else None, cause="UnknownError", own="UnknownError")
+    assert all("no such file" in message and seconds < SOON for _, message, seconds in found)
 
 
 @pytest.mark.parametrize("door", ["scope", "callback"])
@@ -139,6 +149,12 @@ def test_watchdog(job, what, variable):
         assert len(said) == 1
         assert weight == pytest.approx(-0.8, abs=1e-6)
         assert rate == pytest.approx(0.1)
+
+
+def test_watchdog_at_the_end(job):
+    for kind, message, _ in job.ranks("case_watchdog_at_the_end"):
+        assert kind == "RankMismatchError"
+        assert "kernel" in message and "of rank 1" in message
 
 
 def test_the_ranks_go_on(job):
