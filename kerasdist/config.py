@@ -21,11 +21,11 @@ class Options:
         partition: How arrays are shared out. ``"batch"`` (default): each global batch is split among the ranks, so
             that the order is that of one process. ``"contiguous"``: each rank keeps one contiguous part of the
             arrays for the whole run and shuffles within it (SINGA's ``data_partition``).
-        check_data: Whether ranks compare a hash of the first global batch before it is shared out. Default True.
+        check_data: Whether ranks compare a hash of the first global batch, and the size of each. Default True.
         alone_kb: Gradients of at least this many KiB travel alone and in place; smaller ones are packed into
             buckets. Default 256.
-        watch_every: After so many executions of the train step the ranks compare their weights, optimizer state and
-            learning rate. Default 1000; 0: never.
+        watch_every: After so many executions of the train step, and at the end of each ``fit``, the ranks compare their
+            weights, optimizer state and learning rate. Default 1000; 0: never.
         on_divergence: What to do where they differ: ``"raise"`` (default) an error on every rank, ``"warn"``, or
             ``"repair"``: warn, and take the state of rank 0.
 

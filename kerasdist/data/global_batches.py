@@ -22,7 +22,7 @@ class GlobalBatches(SharedData):
     Args:
         inner: Keras' adapter.
         group: The ranks.
-        check: Whether the ranks compare their first batch.
+        check: Whether the ranks compare what they read.
         smallest: Samples of the smallest batch, or None if unknown.
         order: As in ``SharedData``.
     """

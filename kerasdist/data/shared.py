@@ -19,7 +19,7 @@ class SharedData(keras_hooks.DataAdapter):
     Args:
         inner: Keras' adapter for the data that every rank is given.
         group: The ranks.
-        check: Whether the ranks compare their first batch.
+        check: Whether the ranks compare what they read.
         order: Where kerasdist shuffles: the seed, and what makes the inner adapter of one.
     """
 

@@ -127,7 +127,7 @@ def run_job(job: Job) -> int:
     failed = cause(workers)
     if failed is None:
         return 0
-    print(_last_words(failed), file=sys.stderr, flush=True)
+    print(_last_words(failed, workers), file=sys.stderr, flush=True)
     return failed.code or 0
 
 
@@ -194,7 +194,7 @@ def _followed(worker: Worker) -> bool:
     return any(line.startswith("kerasdist.errors.RankFailedError:") for line in worker.errors)
 
 
-def _last_words(worker: Worker) -> str:
+def _last_words(worker: Worker, workers: Sequence[Worker]) -> str:
     code, rank = worker.code or 0, worker.start.rank
     if worker.start.host is not None and code == 255:
         how = f"with exit code 255; ssh to {worker.start.host} gives that too"
@@ -204,7 +204,10 @@ def _last_words(worker: Worker) -> str:
     else:
         how = f"with exit code {code}"
     text = "" if worker.asked_to_end else last_traceback(worker.errors).rstrip()
-    return f"\nrank {rank} ended first, {how}." + (f" Its last lines:\n{text}" if text else "")
+    done = [str(other.start.rank) for other in workers if other.code == 0 and other.ended_at < worker.ended_at]
+    before = f"; before it rank {', '.join(done)} had ended with exit code 0" if done else ""
+    first = "failed" if done else "ended"
+    return f"\nrank {rank} {first} first, {how}{before}." + (f" Its last lines:\n{text}" if text else "")
 
 
 def slot_variables(slot: Any) -> dict[str, str]:

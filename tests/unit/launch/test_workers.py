@@ -131,6 +131,14 @@ def test_a_killed_rank_is_named(script):
 
 
 @NEEDS_HOROVOD
+def test_a_rank_that_was_done_before_is_named(script):
+    process = script("if rank == 0:\n    time.sleep(1)\n    sys.exit(3)\n")
+    _, error = process.communicate(timeout=60)
+    wanted = "rank 0 failed first, with exit code 3; before it rank 1 had ended with exit code 0."
+    assert process.returncode == 3 and wanted in error, error
+
+
+@NEEDS_HOROVOD
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_all(script, number, code):
     process = script("print('ready', flush=True); time.sleep(60)\n")
