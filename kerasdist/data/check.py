@@ -33,7 +33,7 @@ class FirstBatchCheck:
 
     def __init__(self) -> None:
         self._done = False
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):  # where data is read
             self._digest = tf.Variable(1, trainable=False, dtype=tf.int64)
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
