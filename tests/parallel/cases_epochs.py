@@ -159,9 +159,9 @@ def case_statistics_of_own_steps():
         normalization = keras.layers.BatchNormalization(momentum=0.5)
         model = Own(inputs, keras.layers.Dense(1)(normalization(inputs)))
         model.compile(keras.optimizers.SGD(0.01))
-    values = np.repeat([1.0, 5.0, 1.0], [8, 8, 4])[:, None]
+    values = np.repeat(np.array([1, 5, 1], "float32"), [8, 8, 4])[:, None]
     batches = [(values[a:b], values[a:b]) for a, b in ((0, 8), (8, 16), (16, 20))]
-    spec = (tf.TensorSpec([None, 1], tf.float64), tf.TensorSpec([None, 1], tf.float64))
+    spec = (tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1]))
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
     model.fit(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0)
     return float(normalization.moving_mean.numpy()[0])
