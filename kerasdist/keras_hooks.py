@@ -325,6 +325,12 @@ def seed_states(model: Any) -> list[Any]:
     return list({id(g.state): g.state for g in generators}.values())
 
 
+def folded_seed(state: np.ndarray, rank: int) -> np.ndarray:
+    """The state of rank 0's seed generator as that of another rank, which draws its own masks, reproducibly."""
+    seed, counter = (int(value) for value in state)
+    return np.array([(seed + 1_000_003 * rank) % 2**31 if rank else seed, counter], state.dtype)
+
+
 def own_optimizers(model: Any) -> list[Any]:
     """Every optimizer that is an attribute of the model, or stands in a list, tuple or dict that is one."""
     found: dict[int, Any] = {}
@@ -343,15 +349,25 @@ def own_optimizers(model: Any) -> list[Any]:
 
 def state_of_all_ranks(optimizer: Any) -> list[Any]:
     """The optimizer's variables without its accumulated gradients, of which each rank holds its own share."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    shares = {id(variable) for variable in getattr(inner, "_accumulated_gradients", None) or ()}
+    shares = {id(variable) for variable in accumulated_gradients(optimizer)}
     return [variable for variable in optimizer.variables if id(variable) not in shares]
+
+
+def accumulated_gradients(optimizer: Any) -> list[Any]:
+    """What ``gradient_accumulation_steps`` adds up."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "_accumulated_gradients", None) or ())
+
+
+def rate_variable(optimizer: Any) -> Any:
+    """The learning rate as a variable; None where a schedule gives it."""
+    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+    return rate if isinstance(rate, keras.Variable) else None
 
 
 def floating_state(optimizer: Any) -> list[Any]:
     """What an optimizer keeps of past gradients and variables: not its rate, counter or accumulated gradients."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_learning_rate", None)
+    rate = rate_variable(optimizer)
     state = [variable for variable in state_of_all_ranks(optimizer) if variable is not rate]
     return [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
 
