@@ -249,8 +249,8 @@ def _error_of(worker: Worker) -> str:
 def _too_few(elastic: Elastic, hosts: dict[str, int]) -> str:
     return (
         f"Expected slots for at least {elastic.smallest} workers (--min-np). Found: {sum(hosts.values())} "
-        f"({shown(hosts)}), after {elastic.start_timeout_s:g} s (--start-timeout). Slots on which workers died are left "
-        "out for a while."
+        f"({shown(hosts)}), after {elastic.start_timeout_s:g} s (--start-timeout). A slot on which a worker died is "
+        "left out for a while."
     )
 
 
