@@ -71,8 +71,7 @@ class Script:
 
     def start(self) -> None:
         """Asks for the first time, which counts at once, and goes on asking."""
-        found = self.ask()
-        self._holds, self._last = found or {}, found
+        self.look()
         self._thread.start()
 
     def stop(self) -> None:
@@ -120,13 +119,17 @@ class Script:
             return None
         return {host: slots for host, slots in found.items() if self._is_known(host)}
 
+    def look(self) -> None:
+        """Asks once, and keeps the answer if there is one."""
+        found = self.ask()
+        if found is not None:
+            if found == self._last or self._last is None:
+                self._holds = found
+            self._last = found
+
     def _run(self) -> None:
         while not self._ended.wait(POLL_S):
-            found = self.ask()
-            if found is not None:
-                if found == self._last or self._last is None:
-                    self._holds = found
-                self._last = found
+            self.look()
 
     def _is_known(self, host: str) -> bool:
         try:
