@@ -59,7 +59,7 @@ def main(folder):
             if (start, rank, self.epoch, batch) == (0, 2, 1, 2):
                 write(folder / "hosts", "localhost:2\n")
                 os.kill(os.getpid(), signal.SIGKILL)
-            if (start, rank, self.epoch, batch) == (1, 0, 2, 1):
+            if (start, rank, self.epoch, batch) == (1, 0, 2, 2):
                 write(folder / "hosts", "# again\nlocalhost slots=3\n")
                 end = time.monotonic() + 30
                 while not meeting.terminating() and time.monotonic() < end:

@@ -37,7 +37,7 @@ def test_it_goes_on_with_other_workers(ended):
     assert ended.code == 0, ended.output[-6000:]
     began = {path.name: json.loads(path.read_text()) for path in ended.folder.glob("began.*.json")}
     # By start and rank: the number of workers, and the steps that were done after its first one.
-    killed_at, stopped_at = 7, 12  # a checkpoint stands behind batch 2 of epoch 1; the agreed stop writes one
+    killed_at, stopped_at = 7, 13  # a checkpoint stands behind batch 2 of epoch 1; the agreed stop writes one
     expected = {f"began.0.{rank}.json": [3, 1] for rank in range(3)}
     expected |= {f"began.1.{rank}.json": [2, killed_at + 1] for rank in range(2)}
     expected |= {f"began.2.{rank}.json": [3, stopped_at + 1] for rank in range(3)}
@@ -66,6 +66,6 @@ def test_each_change_has_a_line(ended):
     assert starts[1].endswith("they go on from step 7 (epoch 1, batch 2).")
     why = "there are slots for 3 workers instead of 2"
     assert starts[2] == (
-        f"starts 3 workers on localhost:3, after 2 ({why}); they go on from step 12 (epoch 2, batch 2)."
+        f"starts 3 workers on localhost:3, after 2 ({why}); they go on from step 13 (epoch 2, batch 3)."
     )
     assert len(starts) == 3
