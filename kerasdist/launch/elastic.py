@@ -213,8 +213,9 @@ class _Run:
         """Why the job ends with this failure; empty if it goes on."""
         if self._committed:
             self._failures, self._error = 0, ""
+        else:
+            self._failures += 1
         self._committed = False
-        self._failures += 1
         before, self._error = self._error, _error_of(failed)
         if self._error and self._error == before:
             return "ends the job: the same error came again, and no checkpoint was written in between."
