@@ -131,12 +131,17 @@ def surround_fit(
     Callbacks of a list that have a ``comes_last`` are moved behind the others, by its size. A callback with a method
     ``surround`` gives a context for the call, whose arguments it may change; after that, one with a method
     ``take_data`` is given the arguments, to put data of its own in the place of the user's.
+
+    That holds for a call, too, whose arguments are just being made: in ``model.fit(x, callbacks=[Checkpoint(...)])``
+    Python has looked up ``fit`` before. So what is replaced is the function inside of Keras' filter of tracebacks.
     """
     if surroundings is not None:
         _surroundings[:] = [surroundings]
-    own = TensorFlowTrainer.fit
-    if hasattr(own, "surrounded"):
+    filtered = TensorFlowTrainer.fit
+    if hasattr(filtered, "surrounded"):
         return
+    own = filtered.__wrapped__
+    (inside,) = [cell for cell in filtered.__closure__ if cell.cell_contents is own]
 
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,8 +165,8 @@ def surround_fit(
                     callback.take_data(call)
             return own(self, **call)
 
-    fit.surrounded = True  # type: ignore[attr-defined]
-    TensorFlowTrainer.fit = fit
+    inside.cell_contents = fit
+    filtered.surrounded = True
 
 
 def call_arguments(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -187,8 +187,8 @@ def test_a_checkpoint_of_other_workers():
         np.testing.assert_allclose(found[name], value, rtol=1e-15, err_msg=name)
         like = arrays.get(name, arrays.get(f"rank0/{name}", arrays.get(name.partition("/")[2])))
         assert like is None or found[name].dtype == like.dtype, name
-    again = resize.resized(found, [name for name in own if f"rank0/{name}" in found], 3, 1, sums)
-    assert again["rank0/metric/0"] == 9 and again["rank0/metric/2"] == 4
+    again = resize.resized(found, [name[6:] for name in found if name.startswith("rank0/")], 3, 1, sums)
+    assert again["rank0/metric/0"] == 9 and again["rank0/metric/1"] == 10 and again["rank0/metric/2"] == 4
     np.testing.assert_array_equal(again["rank0/seed/0"], [5, 9])
 
 
