@@ -58,19 +58,21 @@ def test_failures_in_a_row_end_the_job(tmp_path):
 
 
 @NEEDS_HOROVOD
-def test_checkpoints_in_between_reset_the_count(tmp_path):
-    """Four failures with a limit of one: each start but the last two tells of a new checkpoint."""
+def test_a_checkpoint_in_between_resets_the_count(tmp_path):
+    """With a limit of one: the second start tells of a new checkpoint, so that the last two failures count."""
     text = (
         f"sys.path.insert(0, {os.getcwd()!r})\n"
         "from kerasdist.launch import progress\n"
-        "progress.tell((0, min(again, 2)), min(again, 2), restored=True)\n"
-        "progress.tell((0, min(again + 1, 2)), min(again + 1, 2))\n"
+        "if again == 1: progress.tell((0, 2), 2)\n"
+        "if again > 1: progress.tell((0, 2), 2 * again, restored=True)\n"
         "print('start', again)\nsys.exit(3)\n"
     )
     code, out, error, _ = run(tmp_path, text, "--min-np", "1", "-np", "1", "--reset-limit", "1")
     assert code == 3, error
     assert out.splitlines() == [f"[0] start {number}" for number in range(4)], error
-    assert "they go on from step 2 (epoch 0, batch 2)." in error
+    assert error.count("they go on from the beginning, for no checkpoint was written.") == 1
+    for steps in (2, 4):
+        assert error.count(f"they go on from step {steps} (epoch 0, batch 2).") == 1
 
 
 @NEEDS_HOROVOD
