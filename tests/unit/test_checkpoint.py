@@ -1,7 +1,10 @@
 """Checkpoint files, and continuing in one process of plain Keras without a door."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -236,3 +239,37 @@ def test_a_fit_of_other_workers_is_continued(tmp_path):
     with pytest.warns(UserWarning, match="was written by 2 workers, and there are 1 now"):
         fit(0.05, tmp_path, batch_size=2, epochs=1)
     assert begun == [(6, pytest.approx(0.01)), *((batch, pytest.approx(0.02)) for batch in (7, 8, 9))]
+
+
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_workers_that_were_started_again_need_one(tmp_path, monkeypatch, door):
+    def said(*callbacks):
+        with contextlib.ExitStack() as stack:
+            if door == "scope":
+                stack.enter_context(kerasdist.DataParallelStrategy().scope())
+            else:
+                callbacks = (kerasdist.DistributedOptimizer(), *callbacks)
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X, X[:, :1], verbose=0, callbacks=[*callbacks])
+        return ["has no kerasdist.Checkpoint" in str(one.message) for one in caught].count(True)
+
+    found = [said()]
+    monkeypatch.setenv("KERASDIST_RESTARTS", "2")
+    found += [said(), said(kerasdist.Checkpoint(tmp_path))]
+    assert found == [0, 1, 0]
+
+
+def test_a_callback_that_is_made_within_the_call_surrounds_it(tmp_path):
+    """In a process of its own, where nothing has surrounded `fit` before."""
+    script = (
+        "import keras, kerasdist, numpy as np\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        f"model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[kerasdist.Checkpoint({str(tmp_path)!r})])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-e000001-b000000000.npz"]
