@@ -196,7 +196,7 @@ def change(running: Mapping[str, int], available: Mapping[str, int], largest: in
         if host not in available:
             return f"{host} is gone"
         if available[host] < slots:
-            return f"{host} has {available[host]} slots instead of {slots}"
+            return f"{host} has room for {available[host]} instead of {slots}"
     size, possible = sum(running.values()), sum(available.values())
     possible = possible if largest is None else min(possible, largest)
     return f"there are slots for {possible} workers instead of {size}" if possible > size else None

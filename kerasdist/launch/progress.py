@@ -23,7 +23,7 @@ class Progress:
     """The last checkpoint of a job.
 
     Attributes:
-        steps: training steps that were taken up to it.
+        steps: updates of the optimizer up to it.
         epoch: epochs that are done.
         batch: batches of the next epoch that are done.
         restored: whether it was read just now, and not written.

@@ -85,7 +85,7 @@ def test_refused(job):
                 assert part in found[name][1], name
         result, messages = found["another number of workers"]
         assert result is None
-        assert rank or [one for one in messages if "was written by 3 workers, and there are 2 now" in one]
+        assert rank or [one for one in messages if "was written at a size of 3 workers, and the size is 2 now" in one]
         assert found["after"] == 2
 
 

@@ -236,7 +236,7 @@ def test_a_fit_of_other_workers_is_continued(tmp_path):
         one.path.unlink()
     files.write(tmp_path, (0, 3), {**saved[0].header, "workers": 2}, saved[0].arrays)
     begun.clear()
-    with pytest.warns(UserWarning, match="was written by 2 workers, and there are 1 now"):
+    with pytest.warns(UserWarning, match="was written at a size of 2 workers, and the size is 1 now"):
         fit(0.05, tmp_path, batch_size=2, epochs=1)
     assert begun == [(6, pytest.approx(0.01)), *((batch, pytest.approx(0.02)) for batch in (7, 8, 9))]
 

@@ -241,7 +241,7 @@ def test_where_workers_are():
         ({"a": 2}, {"a": 2, "b": 2}, 3, "there are slots for 3 workers instead of 2"),
         ({"a": 2}, {"a": 3}, None, "there are slots for 3 workers instead of 2"),
         ({"a": 2, "b": 1}, {"a": 2}, None, "b is gone"),
-        ({"a": 2}, {"a": 1, "b": 5}, 2, "a has 1 slots instead of 2"),
+        ({"a": 2}, {"a": 1, "b": 5}, 2, "a has room for 1 instead of 2"),
     ],
 )
 def test_when_workers_make_room(running, available, largest, expected):
