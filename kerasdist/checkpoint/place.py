@@ -101,8 +101,8 @@ def note_workers(found: Found, group: Group, global_batch: bool) -> bool:
     if workers != group.size and not global_batch and group.rank == 0:
         warnings.warn(
             f"{found} was written at a size of {workers} workers, and the size is {group.size} now. Training goes on "
-            "with another global batch, so its numbers are not those of an uninterrupted run; docs/elastic.md has the rule. "
-            "DataParallelStrategy(global_batch=True) keeps the batch.",
+            "with another global batch, so its numbers are not those of an uninterrupted run. docs/elastic.md has the "
+            "rule; DataParallelStrategy(global_batch=True) keeps the batch.",
             stacklevel=4,
         )
     return bool(workers != group.size)
