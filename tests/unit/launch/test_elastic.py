@@ -1,6 +1,7 @@
 """Elastic jobs: which slots there are, and when workers start again. Real processes, no TensorFlow."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -109,6 +110,31 @@ def test_a_slot_rests_when_its_worker_was_killed(tmp_path):
     assert code == 0, error
     assert sorted(out.splitlines()) == ["[0] of 1", "[0] of 2", "[1] of 2"]
     assert "leaves out 1 of 2 slots of localhost for 60 s." in error
+
+
+@NEEDS_HOROVOD
+@pytest.mark.parametrize(
+    ("number", "smallest", "line", "code"),
+    [(signal.SIGTERM, "1", "[0] start 0", 143), (signal.SIGINT, "2", "waits for slots", 130)],
+)
+def test_a_signal_ends_the_job(tmp_path, number, smallest, line, code):
+    """While workers run, and while it waits for slots; nothing is started again."""
+    (tmp_path / "train.py").write_text(HEAD + "print('start', again, flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "hosts").write_text("localhost:1\n")
+    options = ["--min-np", smallest, "--host-discovery-script", "cat hosts", "train.py"]
+    command = [sys.executable, "-c", "from kerasdist.cli import main; main()", "run", *options]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said = []
+        for text in process.stdout:
+            said.append(text)
+            if line in text:
+                time.sleep(0.3)
+                process.send_signal(number)
+        assert process.wait(20) == code, said
+        assert sum("start 0" in one for one in said) == (smallest == "1") and not any("start 1" in one for one in said)
+    finally:
+        process.kill()
 
 
 @NEEDS_HOROVOD
