@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from importlib import util
 
@@ -124,17 +125,17 @@ def test_a_signal_ends_the_job(tmp_path, number, smallest, line, code):
     options = ["--min-np", smallest, "--host-discovery-script", "cat hosts", "train.py"]
     command = [sys.executable, "-c", "from kerasdist.cli import main; main()", "run", *options]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        said = []
-        for text in process.stdout:
-            said.append(text)
-            if line in text:
-                time.sleep(0.3)
-                process.send_signal(number)
-        assert process.wait(20) == code, said
-        assert sum("start 0" in one for one in said) == (smallest == "1") and not any("start 1" in one for one in said)
-    finally:
-        process.kill()
+    late = threading.Timer(20, process.kill)
+    late.start()
+    said = []
+    for text in process.stdout:
+        said.append(text)
+        if line in text:
+            time.sleep(0.3)
+            process.send_signal(number)
+    late.cancel()
+    assert process.wait(20) == code, said
+    assert sum("start 0" in one for one in said) == (smallest == "1") and not any("start 1" in one for one in said)
 
 
 @NEEDS_HOROVOD
