@@ -20,7 +20,7 @@ def ended(tmp_path_factory):
     (folder / "hosts").write_text("localhost:3\n")
     options = ["--min-np", "1", "--max-np", "3", "--cooldown", "1", "--host-discovery-script", f"cat {folder}/hosts"]
     train = [sys.executable, str(ROOT / "tests" / "cluster" / "elastic.py"), str(folder)]
-    return jobs.start(jobs.kerasdist_command("run", *options, *train), folder)
+    return jobs.start(jobs.kerasdist_command("run", *options, *train), folder, timeout_s=300)
 
 
 @pytest.fixture(scope="module")
