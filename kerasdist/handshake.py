@@ -47,12 +47,13 @@ def signature(model: Any, settings: Settings | None) -> dict[str, Any]:
     facts["synchronized normalizations"] = len(keras_hooks.synchronized_normalizations(model))
     for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
         config = json.loads(json.dumps(optimizer.get_config(), default=lambda value: type(value).__name__))
-        for config_part in (config, (config.get("inner_optimizer") or {}).get("config") or {}):
-            # State of rank 0, broadcast with it; and a name that Keras numbers.
-            if not isinstance(config_part.get("learning_rate"), dict):
-                config_part.pop("learning_rate", None)
-            config_part.pop("name", None)
         facts[f"optimizer {number}"] = type(optimizer).__name__
+        for config_part in (config, (config.get("inner_optimizer") or {}).get("config") or {}):
+            # A number is state of rank 0, broadcast with it; and a name is Keras' numbering.
+            rate = config_part.pop("learning_rate", None)
+            if isinstance(rate, dict):
+                facts[f"optimizer {number} schedule"] = json.dumps(rate, sort_keys=True)
+            config_part.pop("name", None)
         facts[f"optimizer {number} options"] = json.dumps(config, sort_keys=True)
     return facts
 

@@ -132,12 +132,17 @@ def surround_fit(
     Callbacks of a list that have a ``comes_last`` are moved behind the others, by its size. A callback with a method
     ``surround`` gives a context for the call, whose arguments it may change; after that, one with a method
     ``take_data`` is given the arguments, to put data of its own in the place of the user's.
+
+    That holds for a call, too, whose arguments are just being made: in ``model.fit(x, callbacks=[Checkpoint(...)])``
+    Python has looked up ``fit`` before. So what is replaced is the function inside of Keras' filter of tracebacks.
     """
     if surroundings is not None:
         _surroundings[:] = [surroundings]
-    own = TensorFlowTrainer.fit
-    if hasattr(own, "surrounded"):
+    filtered = TensorFlowTrainer.fit
+    if hasattr(filtered, "surrounded"):
         return
+    own = filtered.__wrapped__
+    (inside,) = [cell for cell in filtered.__closure__ if cell.cell_contents is own]
 
     @functools.wraps(own)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,8 +166,8 @@ def surround_fit(
                     callback.take_data(call)
             return own(self, **call)
 
-    fit.surrounded = True  # type: ignore[attr-defined]
-    TensorFlowTrainer.fit = fit
+    inside.cell_contents = fit
+    filtered.surrounded = True
 
 
 def call_arguments(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -377,6 +382,12 @@ def seed_states(model: Any) -> list[Any]:
     return list({id(g.state): g.state for g in generators}.values())
 
 
+def folded_seed(state: np.ndarray, rank: int) -> np.ndarray:
+    """The state of rank 0's seed generator as that of another rank, which draws its own masks, reproducibly."""
+    seed, counter = (int(value) for value in state)
+    return np.array([(seed + 1_000_003 * rank) % 2**31 if rank else seed, counter], state.dtype)
+
+
 def own_optimizers(model: Any) -> list[Any]:
     """Every optimizer that is an attribute of the model, or stands in a list, tuple or dict that is one."""
     found: dict[int, Any] = {}
@@ -395,15 +406,25 @@ def own_optimizers(model: Any) -> list[Any]:
 
 def state_of_all_ranks(optimizer: Any) -> list[Any]:
     """The optimizer's variables without its accumulated gradients, of which each rank holds its own share."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    shares = {id(variable) for variable in getattr(inner, "_accumulated_gradients", None) or ()}
+    shares = {id(variable) for variable in accumulated_gradients(optimizer)}
     return [variable for variable in optimizer.variables if id(variable) not in shares]
+
+
+def accumulated_gradients(optimizer: Any) -> list[Any]:
+    """What ``gradient_accumulation_steps`` adds up."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "_accumulated_gradients", None) or ())
+
+
+def rate_variable(optimizer: Any) -> Any:
+    """The learning rate as a variable; None where a schedule gives it."""
+    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+    return rate if isinstance(rate, keras.Variable) else None
 
 
 def floating_state(optimizer: Any) -> list[Any]:
     """What an optimizer keeps of past gradients and variables: not its rate, counter or accumulated gradients."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_learning_rate", None)
+    rate = rate_variable(optimizer)
     state = [variable for variable in state_of_all_ranks(optimizer) if variable is not rate]
     return [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
 

@@ -65,6 +65,11 @@ class DistributedApply:
             if inner is not optimizer:
                 keras_hooks.patch(optimizer, {"check_finite": self.check_finite}, self)
 
+    @property
+    def takes_addends(self) -> bool:
+        """Whether a rank's gradients are addends of the mean, and not values of its size."""
+        return self.averager.takes_shares and not self._divides
+
     def remove(self) -> None:
         """Gives the optimizer back as it was."""
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)

@@ -294,8 +294,7 @@ class Replica:
         """Makes each rank's random layers draw their own masks, reproducibly; rank 0's stay as they are."""
         for state in keras_hooks.seed_states(self.model):
             if id(state) not in self._folded and self.group.rank:
-                seed, counter = (int(value) for value in keras_hooks.numpy_values([state])[0])
-                state.assign([(seed + 1_000_003 * self.group.rank) % 2**31, counter])
+                state.assign(keras_hooks.folded_seed(keras_hooks.numpy_values([state])[0], self.group.rank))
             self._folded.add(id(state))
 
     # The end of an epoch --------------------------------------------------------------------------------------------

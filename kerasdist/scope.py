@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from kerasdist import data, keras_hooks
 from kerasdist.callbacks import Agreement, Checkpoint, DistributedOptimizer
+from kerasdist.callbacks.checkpoint import warn_if_it_begins_anew
 from kerasdist.engine import meeting
 from kerasdist.engine.meeting import gather_json
 from kerasdist.errors import RankMismatchError
@@ -61,6 +62,7 @@ class ScopedReplica(Replica):
         call = keras_hooks.call_arguments("fit", args, kwargs)
         self._add_agreement(call)
         drawn, callbacks = self.owner.drawn_seed, keras_hooks.make_callback_list(call.get("callbacks"))[0]
+        warn_if_it_begins_anew(call.get("callbacks"))
         if keras_hooks.user_seed() is None and any(isinstance(one, Checkpoint) for one in callbacks):
             drawn = gather_json(int(np.random.SeedSequence().generate_state(1)[0]), self.group, "order")[0]
         data.take_training_data(call, self.group, self.settings, drawn)

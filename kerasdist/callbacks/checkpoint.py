@@ -14,11 +14,26 @@ import numpy as np
 
 from kerasdist import data, engine, handshake, keras_hooks
 from kerasdist.callbacks.agreement import Agreement
-from kerasdist.checkpoint import files, gathering, place, state
+from kerasdist.checkpoint import files, gathering, place, resize, state
 from kerasdist.config import positive_integer
 from kerasdist.engine import meeting
 from kerasdist.engine.meeting import gather_json
+from kerasdist.launch import progress
 from kerasdist.replica import Replica
+
+
+def warn_if_it_begins_anew(callbacks: Any) -> None:
+    """On rank 0, in a job whose workers were started again: nothing among the callbacks continues the training."""
+    again = progress.restarts()
+    given, users_list = keras_hooks.make_callback_list(callbacks)
+    listed = given if users_list is None else users_list.callbacks
+    continues = (Checkpoint, keras.callbacks.BackupAndRestore)
+    if again and engine.rank() == 0 and not any(isinstance(one, continues) for one in listed):
+        warnings.warn(
+            f"The workers of this job were started again ({again} times so far), and `fit` has no kerasdist.Checkpoint "
+            "among its callbacks: it trains from the beginning, and so it will each time that workers come or go.",
+            stacklevel=3,
+        )
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -42,7 +57,7 @@ class Checkpoint(keras.callbacks.Callback):
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: ``every`` or ``keep`` is below 1; at the start of ``fit``, on all ranks: the checkpoint is of
-            another model, optimizer, compression, algorithm, data or seed, or of another number of workers.
+            another model, optimizer, compression, algorithm, data or seed.
         RankMismatchError: At the start of ``fit``, the ranks give different arguments.
 
     Example:
@@ -66,6 +81,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._place = place.Place(0, 0)
         self._written: place.Place | None = None
         self._found: place.Found | None = None
+        self._resized = False
         self._random: state.State = {}
         self._data: Any = None
         self._facts: dict[str, Any] = {}
@@ -82,14 +98,22 @@ class Checkpoint(keras.callbacks.Callback):
         self._refuse(model, call, group)
         place.same_on_all_ranks("the arguments `every` and `keep` of Checkpoint", [self.every, self.keep], group)
         self._found = place.find(self.folder, group)
-        self._written, self._facts = None, {}
+        self._written, self._facts, self._resized = None, {}, False
         self._first, self._epochs = int(call.get("initial_epoch", 0)), int(call.get("epochs", 1))
         self._place = place.Place(self._first, 0)
+        global_batch = getattr(getattr(keras_hooks.patched_by(model), "settings", None), "global_batch", False)
         if self._found is not None:
-            place.check_workers(self._found, group)
+            self._resized = place.note_workers(self._found, group, global_batch)
         self._seeds(model, call)
+        rates = [keras_hooks.rate_variable(one) for one in keras_hooks.own_optimizers(model)]
+        self._header["rates"] = [None if one is None else float(keras_hooks.numpy_values([one])[0]) for one in rates]
         if self._found is not None:
             self._place = self._written = self._found.place(self._first, self._epochs)
+            if self._resized and not global_batch and not self._found.header["facts"]["one stream for all epochs"]:
+                done = resize.batch_now(
+                    self._place.batch, self._found.header["workers"], group.size, model.steps_per_execution
+                )
+                self._place = place.Place(self._place.epoch, done)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras_hooks.noted_training_data(self._note))
             if group.size == 1:
@@ -216,6 +240,7 @@ class Checkpoint(keras.callbacks.Callback):
                     f"rank 0: no checkpoint could be written to {self.folder}: {error}. Those that were there before "
                     "are whole. Make room, and start the job again: it continues from the last."
                 ) from error
+            progress.tell(here, self._steps())
         self._written = here
 
     def _restore(self) -> None:
@@ -225,12 +250,21 @@ class Checkpoint(keras.callbacks.Callback):
         self._found = None
         self._build()
         place.check_facts(found, self._known_facts(), group)
-        own = gathering.from_root(found.arrays, group)
-        self._random = {name: own[name] for name in [*own] if name.startswith("random/")}
+        arrays = found.arrays
+        if arrays is not None and self._resized:
+            before, own_names = found.header["workers"], found.header["own"]
+            sums, left_out = state.sums(self.model), state.of_parts(self.model)
+            arrays = resize.resized(arrays, own_names, before, group.size, sums, left_out)
+        own = gathering.from_root(arrays, group)
+        random = {name: own[name] for name in [*own] if name.startswith("random/")}
         state.put_random(own)
-        state.put(self.model, own, within_epoch=bool(found.header["place"][1]))
+        self._random = state.take_random() | random
+        state.put(self.model, own, within_epoch=bool(found.header["place"][1]), resized=self._resized)
+        if self._resized:
+            self._follow_rates(found)
         if group.rank == 0:
             logging.getLogger("kerasdist").info("Continues from %s.", found)
+            progress.tell(self._place, self._steps(), restored=True)
         if self._place.epoch >= self._epochs and group.rank == 0:
             warnings.warn(
                 f"{found} is the end of this training ({found.why_it_ended}): nothing is left to train. For "
@@ -242,6 +276,27 @@ class Checkpoint(keras.callbacks.Callback):
             replica = keras_hooks.patched_by(self.model)
             if isinstance(replica, Replica):
                 replica.exchange.steps = self._place.batch // self.model.steps_per_execution
+        if self._place != self._written:
+            self._take_the_place_of(found)
+
+    def _take_the_place_of(self, found: place.Found) -> None:
+        """Writes where this epoch stands in steps of as many workers, in place of those that count otherwise."""
+        there = self._written
+        self._write_here()
+        if engine.rank() == 0 and there is not None:
+            files.drop_between(self.folder, self._place, there)
+
+    def _follow_rates(self, found: place.Found) -> None:
+        """The checkpoint's rates, times what the script's own have changed by with the number of workers."""
+        optimizers = keras_hooks.own_optimizers(self.model)
+        for optimizer, before, now in zip(optimizers, found.header["rates"], self._header["rates"], strict=True):
+            if before and now is not None and now != before:
+                rate = keras_hooks.rate_variable(optimizer)
+                rate.assign(keras_hooks.numpy_values([rate])[0] * (now / before))
+
+    def _steps(self) -> int:
+        """Steps that were ever taken."""
+        return max((int(one.iterations) for one in keras_hooks.own_optimizers(self.model)), default=0)
 
     def _build(self) -> None:
         """Makes all variables, and all ranks hold one state, if that was not done yet. Collective."""

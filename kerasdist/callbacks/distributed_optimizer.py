@@ -6,6 +6,7 @@ from typing import Any
 
 from kerasdist import data, engine, keras_hooks
 from kerasdist.callbacks.agreement import Agreement
+from kerasdist.callbacks.checkpoint import warn_if_it_begins_anew
 from kerasdist.config import Options, Settings
 from kerasdist.optimizer import distributed_apply
 from kerasdist.replica import Replica, no_xla
@@ -69,6 +70,7 @@ class DistributedOptimizer(Agreement):
                 f"rank {engine.rank()}: `callbacks` holds more than one DistributedOptimizer. Gradients are averaged "
                 "once: leave the others out."
             )
+        warn_if_it_begins_anew(call.get("callbacks"))
         if engine.size() > 1:
             data.take_training_data(call, engine.world(), self._settings)
 

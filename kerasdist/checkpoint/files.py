@@ -124,6 +124,13 @@ def prune(folder: Path, written: Path, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
+def drop_between(folder: Path, written: tuple[int, int], last: tuple[int, int]) -> None:
+    """Deletes what stands later than the one just written, up to one that it takes the place of."""
+    for path in _checkpoints(folder):
+        if written < _position(path) <= last:
+            path.unlink(missing_ok=True)
+
+
 def sweep(folder: Path) -> None:
     """Deletes what a process that was killed while it wrote has left."""
     for path in folder.glob(".checkpoint-*.tmp"):

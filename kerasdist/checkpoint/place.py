@@ -95,30 +95,17 @@ def same_on_all_ranks(what: str, value: Any, group: Group) -> None:
         raise known_to_all(RankMismatchError(f"rank {group.rank}: {what} must be the same on all ranks:{table}"))
 
 
-def check_workers(found: Found, group: Group) -> None:
-    """Refuses another number of workers, unless nothing in the checkpoint is one rank's own.
-
-    Raises:
-        ValueError: On all ranks.
-    """
-    workers, own = found.header["workers"], found.header["own"]
-    if workers == group.size:
-        return
-    if found.header["place"][1] == 0 and not own:
-        if group.rank == 0:
-            warnings.warn(
-                f"{found} was written by {workers} workers, and there are {group.size} now. Training goes on, but with "
-                "another global batch: its numbers are not those of an uninterrupted run.",
-                stacklevel=4,
-            )
-        return
-    why = f"{own[0]!r} of each" if own else "the place in the data of each"
-    raise known_to_all(
-        ValueError(
-            f"rank {group.rank}: {found} was written by {workers} workers, and holds {why}. Expected: {workers} "
-            f"workers. Received: {group.size}. Start {workers} workers, or give Checkpoint another folder."
+def note_workers(found: Found, group: Group, global_batch: bool) -> bool:
+    """Whether another number of workers wrote it. Rank 0 warns, unless the global batch is the same all the same."""
+    workers = found.header["workers"]
+    if workers != group.size and not global_batch and group.rank == 0:
+        warnings.warn(
+            f"{found} was written at a size of {workers} workers, and the size is {group.size} now. Training goes on "
+            "with another global batch, so its numbers are not those of an uninterrupted run. docs/elastic.md has the "
+            "rule; DataParallelStrategy(global_batch=True) keeps the batch.",
+            stacklevel=4,
         )
-    )
+    return bool(workers != group.size)
 
 
 def check_seeds(found: Found, seeds: list[int | None], group: Group) -> None:
@@ -157,7 +144,8 @@ def check_facts(found: Found, facts: dict[str, Any], group: Group) -> None:
     now = json.loads(json.dumps(facts))
     keys = [key for key in {**before, **now} if key not in _MAY_CHANGE and not key.endswith(" collectives")]
     if found.header["workers"] != group.size:
-        keys = [key for key in keys if key in before and key in now and key != "batches of an epoch"]
+        # The length of an epoch follows from the number of workers, and a schedule may.
+        keys = [key for key in keys if key in before and key in now and not key.endswith((" of an epoch", " schedule"))]
     different = [key for key in keys if before.get(key) != now.get(key)]
     told = gather_json(different, group, "checkpoint.facts")
     if not any(told):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kerasdist import keras_hooks
+from kerasdist.algorithms.hierarchical import TwoLevels
 from kerasdist.optimizer import DistributedApply, distributed_apply
 
 State = dict[str, np.ndarray]
@@ -30,13 +31,23 @@ def take(model: Any, within_epoch: bool) -> State:
     return state
 
 
-def put(model: Any, state: State, within_epoch: bool) -> None:
-    """Gives this rank a state that ``take`` gave, of the same model. Not collective.
+def put(model: Any, state: State, within_epoch: bool, resized: bool = False) -> None:
+    """Gives this rank a state that ``take`` gave, of the same model.
+
+    Not collective, unless ``resized``: what algorithms keep begins anew where one of the two was one process, which
+    keeps nothing.
+
+    Args:
+        model: Built, and its optimizers too.
+        state: What ``take`` gave.
+        within_epoch: As for ``take``.
+        resized: Whether another number of workers gave it. Default False.
 
     Raises:
         ValueError: It is not of such a model.
     """
     left = dict(state)
+    kept = {name for name in left if name.startswith("algorithm")}
     for number, applied in _averaged(model):
         averager = applied.averager
         prefix = f"compressor{number}/"
@@ -55,6 +66,8 @@ def put(model: Any, state: State, within_epoch: bool) -> None:
         if name.startswith("compressor"):
             continue
         value, like = left.pop(name, None), keras_hooks.numpy_values([variable])[0]
+        if value is None and resized and name.startswith("algorithm"):
+            continue
         if value is None:
             raise ValueError(f"The checkpoint lacks {name!r}, which this model has.")
         if value.shape != like.shape or value.dtype != _plain(like).dtype:
@@ -63,8 +76,31 @@ def put(model: Any, state: State, within_epoch: bool) -> None:
                 f"Received: {value.dtype} of shape {value.shape}"
             )
         variable.assign(value.view(like.dtype))
+    if resized:
+        for number, applied in _averaged(model):
+            if not {f"algorithm{number}/{name}" for name in applied.algorithm.variables} <= kept:
+                applied.start()
+        left = {name: value for name, value in left.items() if name not in kept}
     if left:
         raise ValueError(f"The checkpoint holds {', '.join(map(repr, [*left][:3]))}, which this model does not have.")
+
+
+def sums(model: Any) -> set[str]:
+    """The names of what adds up over the ranks."""
+    found = {f"metric/{position:05d}" for position in range(len(model.metrics_variables))}
+    for number, optimizer in enumerate(keras_hooks.own_optimizers(model)):
+        applied = distributed_apply(optimizer)
+        if applied is not None and applied.takes_addends:
+            addends = {id(variable) for variable in keras_hooks.accumulated_gradients(optimizer)}
+            positions = [position for position, one in enumerate(optimizer.variables) if id(one) in addends]
+            found |= {f"optimizer{number}/{position:05d}" for position in positions}
+    return found
+
+
+def of_parts(model: Any) -> tuple[str, ...]:
+    """How the names of residuals begin that are those of one rank's part of a bucket, which changes with the ranks."""
+    averaged = _averaged(model)
+    return tuple(f"compressor{number}/" for number, one in averaged if isinstance(one.averager.compressor, TwoLevels))
 
 
 def take_random() -> State:
@@ -76,10 +112,12 @@ def take_random() -> State:
 
 def put_random(state: State) -> None:
     """Gives Python and NumPy a state that ``take_random`` gave; it is taken out of ``state``."""
-    version, internal, gauss = json.loads(state.pop("random/python").tobytes())
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = json.loads(state.pop("random/numpy").tobytes())
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    if "random/python" in state:
+        version, internal, gauss = json.loads(state.pop("random/python").tobytes())
+        random.setstate((version, tuple(internal), gauss))
+    if "random/numpy" in state:
+        kind, keys, *rest = json.loads(state.pop("random/numpy").tobytes())
+        np.random.set_state((kind, np.array(keys, np.uint32), *rest))
 
 
 def _variables(model: Any, within_epoch: bool) -> dict[str, Any]:

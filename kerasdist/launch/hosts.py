@@ -1,4 +1,4 @@
-"""Which hosts, and how many workers on each? Read from ``-H`` or a hostfile."""
+"""Which hosts, and how many workers on each? Read from ``-H``, a hostfile or a discovery script's output."""
 
 from __future__ import annotations
 
@@ -23,8 +23,20 @@ def parse_hostfile(path: Path) -> dict[str, int]:
     Raises:
         ValueError: a line makes no sense, there is none, or a host is there twice.
     """
-    lines = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    return _collect([re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines if line], str(path))
+    found = parse_lines(path.read_text(encoding="utf-8"), str(path))
+    if not found:
+        raise ValueError(f"{path}: no host is named.")
+    return found
+
+
+def parse_lines(text: str, where: str) -> dict[str, int]:
+    """The same of such lines; there may be none.
+
+    Raises:
+        ValueError: a line makes no sense, or a host is there twice.
+    """
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return _collect([re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines if line], where)
 
 
 def _collect(entries: list[str], where: str) -> dict[str, int]:
@@ -36,6 +48,4 @@ def _collect(entries: list[str], where: str) -> dict[str, int]:
         if name in found:
             raise ValueError(f"{where}: the host {name!r} is there twice. Give it once, with all of its workers.")
         found[name] = int(number or 1)
-    if not found:
-        raise ValueError(f"{where}: no host is named.")
     return found

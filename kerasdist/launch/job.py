@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Job:
         ssh: how other hosts are reached.
         log_dir: folder that keeps each rank's output. Default: none.
         grace_s: seconds that workers get between SIGTERM and SIGKILL, when the job itself is told to end.
+        environment: further variables of every worker. Default: none.
     """
 
     command: Sequence[str]
@@ -49,6 +50,7 @@ class Job:
     ssh: Ssh = Ssh()
     log_dir: Path | None = None
     grace_s: float = 30.0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,29 +112,57 @@ def run_job(job: Job) -> int:
     Must be called in the main thread. SIGINT, SIGTERM and SIGHUP end all workers.
     """
     planned = plan(job)
+    with Signals() as signals:
+        return exit_code(run_once(job, planned, signals, Screen(signals)), signals)
+
+
+def run_once(
+    job: Job,
+    planned: Plan,
+    signals: Signals,
+    screen: Screen,
+    wants_end: Callable[[], Any] = lambda: None,
+    told: Callable[[bytes], None] | None = None,
+) -> list[Worker]:
+    """Runs all workers to their end, and returns them.
+
+    Args:
+        job: what they run.
+        planned: where.
+        signals: those that ask the job to end.
+        screen: shows their output.
+        wants_end: asked again and again; when it returns something true, all workers get SIGTERM.
+        told: gets what a worker tells of its progress. Default: nobody listens.
+    """
     if job.log_dir:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-    with _Signals() as signals, meeting(planned) as port:
-        screen = _Screen(signals)
-        workers: list[Worker] = []
+    workers: list[Worker] = []
+    with meeting(planned, told) as port:
         try:
             for slot in planned.slots:
                 log = job.log_dir / f"rank-{slot.rank}.log" if job.log_dir else None
                 workers.append(Worker(_start(job, planned, slot, port), screen.show, log, job.ssh))
-            supervise(workers, signals, job.grace_s)
+            supervise(workers, signals, job.grace_s, wants_end)
         finally:
             end_now(workers)
+    return workers
+
+
+def exit_code(workers: Sequence[Worker], signals: Signals) -> int:
+    """The exit code of a job whose workers have ended. What failed first is shown."""
     if signals.number == signal.SIGINT:
         return 128 + signal.SIGINT
     failed = cause(workers)
     if failed is None:
         return 0
-    print(_last_words(failed, workers), file=sys.stderr, flush=True)
+    show_cause(failed, workers)
     return failed.code or 0
 
 
-def supervise(workers: Sequence[Worker], signals: Any, grace_s: float) -> None:
-    """Returns when all workers have ended; ends them all when one fails or a signal comes."""
+def supervise(
+    workers: Sequence[Worker], signals: Any, grace_s: float, wants_end: Callable[[], Any] = lambda: None
+) -> None:
+    """Returns when all workers have ended; ends them all when one fails, a signal comes, or it is wanted."""
     ended: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
     def wait(worker: Worker) -> None:
@@ -155,6 +185,8 @@ def supervise(workers: Sequence[Worker], signals: Any, grace_s: float) -> None:
             heard = signals.count
         elif deadline is None and failed_at is not None and now > failed_at + OTHERS_S:
             deadline = _end_all(workers, FAILED_S)
+        elif deadline is None and failed_at is None and wants_end():
+            deadline = _end_all(workers, grace_s)
         elif deadline is not None and now > deadline:
             _abandon_all(workers)
 
@@ -185,29 +217,39 @@ def cause(workers: Sequence[Worker]) -> Worker | None:
     """The worker that failed first of its own, not because another one had, or was told to end; None if none failed."""
     failed = sorted((worker for worker in workers if worker.code), key=lambda worker: worker.ended_at)
     own = [worker for worker in failed if not (worker.asked_to_end and worker.code in (137, 143))]
-    first = [worker for worker in own if not _followed(worker)]
+    first = [worker for worker in own if not followed(worker)]
     return next(iter([*first, *own, *failed]), None)
 
 
-def _followed(worker: Worker) -> bool:
+def followed(worker: Worker) -> bool:
     """Whether it ended because another rank had."""
     return any(line.startswith("kerasdist.errors.RankFailedError:") for line in worker.errors)
 
 
-def _last_words(worker: Worker, workers: Sequence[Worker]) -> str:
-    code, rank = worker.code or 0, worker.start.rank
-    if worker.start.host is not None and code == 255:
-        how = f"with exit code 255; ssh to {worker.start.host} gives that too"
-    elif code > 128 and code - 128 in list(signal.Signals):
+def lost(worker: Worker) -> bool:
+    """Whether the connection to its host was lost, or could not be made; ssh tells that by its exit code."""
+    return worker.start.host is not None and worker.code == 255
+
+
+def how_it_ended(worker: Worker) -> str:
+    """By which signal or exit code, for people."""
+    code = worker.code or 0
+    if lost(worker):
+        return f"with exit code 255; ssh to {worker.start.host} gives that too"
+    if code > 128 and code - 128 in list(signal.Signals):
         name = signal.Signals(code - 128).name
-        how = f"by {name} (exit code {code})" + ("; out of memory is one cause" if code == 137 else "")
-    else:
-        how = f"with exit code {code}"
+        return f"by {name} (exit code {code})" + ("; out of memory is one cause" if code == 137 else "")
+    return f"with exit code {code}"
+
+
+def show_cause(worker: Worker, workers: Sequence[Worker]) -> None:
+    """Shows how the worker that failed first ended, its traceback last."""
     text = "" if worker.asked_to_end else last_traceback(worker.errors).rstrip()
     done = [str(other.start.rank) for other in workers if other.code == 0 and other.ended_at < worker.ended_at]
     before = f"; before it rank {', '.join(done)} had ended with exit code 0" if done else ""
     first = "failed" if done else "ended"
-    return f"\nrank {rank} {first} first, {how}{before}." + (f" Its last lines:\n{text}" if text else "")
+    said = f"\nrank {worker.start.rank} {first} first, {how_it_ended(worker)}{before}."
+    print(said + (f" Its last lines:\n{text}" if text else ""), file=sys.stderr, flush=True)
 
 
 def slot_variables(slot: Any) -> dict[str, str]:
@@ -218,7 +260,8 @@ def slot_variables(slot: Any) -> dict[str, str]:
 
 
 def _start(job: Job, planned: Plan, slot: Any, port: int) -> Start:
-    environment = {**slot_variables(slot), **planned.variables, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    own_port = {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    environment = {**slot_variables(slot), **planned.variables, **own_port, **job.environment}
     if slot.hostname not in planned.remote:
         return Start(slot.rank, None, job.command, environment)
     own = {name: value for name, value in os.environ.items() if not _OF_THIS_HOST.fullmatch(name)}
@@ -226,11 +269,12 @@ def _start(job: Job, planned: Plan, slot: Any, port: int) -> Start:
 
 
 @contextlib.contextmanager
-def meeting(planned: Plan) -> Iterator[int]:
+def meeting(planned: Plan, told: Callable[[bytes], None] | None = None) -> Iterator[int]:
     """Horovod's rendezvous server, on the plan's address alone, while the job runs; its port."""
     from kerasdist.launch.rendezvous import BoundServer
 
     server = BoundServer(planned.address)
+    server.told = told
     port = server.start()
     server.init(planned.slots)
     try:
@@ -239,7 +283,7 @@ def meeting(planned: Plan) -> Iterator[int]:
         server.stop()
 
 
-class _Signals:
+class Signals:
     """Counts the signals that ask the job to end."""
 
     def __init__(self) -> None:
@@ -248,7 +292,7 @@ class _Signals:
     def note(self, number: int, frame: Any = None) -> None:
         self.count, self.number = self.count + 1, number
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         self._before = {one: signal.signal(one, self.note) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         return self
 
@@ -257,10 +301,10 @@ class _Signals:
             signal.signal(number, handler)
 
 
-class _Screen:
+class Screen:
     """Writes all workers' lines as they come, each with its rank in front."""
 
-    def __init__(self, signals: _Signals) -> None:
+    def __init__(self, signals: Signals) -> None:
         self._signals, self._lock, self._gone = signals, threading.Lock(), False
 
     def show(self, rank: int, text: str, is_error: bool) -> None:

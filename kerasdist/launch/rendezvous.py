@@ -9,10 +9,13 @@ import functools
 import json
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer, RendezvousServer
 from horovod.runner.util.threads import in_thread
+
+from kerasdist.launch import progress
 
 SCOPE = "kerasdist"
 LARGEST_BODY = 16 << 20
@@ -31,6 +34,7 @@ class BoundServer(RendezvousServer):
         super().__init__()
         self._address = address, port
         self.roll: Roll | None = None
+        self.told: Callable[[bytes], None] | None = None
 
     def start(self, handler_cls: Any = None) -> int:
         """Starts to listen; returns the port.
@@ -39,7 +43,7 @@ class BoundServer(RendezvousServer):
             OSError: The port is taken, or the address is not one of this host's.
         """
         self._httpd = RendezvousHTTPServer(self._address, handler_cls or Handler, 0)
-        self._httpd.roll = self.roll
+        self._httpd.roll, self._httpd.told = self.roll, self.told
         self._httpd.daemon_threads, self._httpd.block_on_close = True, False  # a connection left open holds up nothing
         self._listen_thread = in_thread(target=functools.partial(self._httpd.serve_forever, poll_interval=0.05))
         return int(self._httpd.server_address[1])
@@ -50,7 +54,7 @@ class BoundServer(RendezvousServer):
 
 
 class Handler(RendezvousHandler):
-    """Horovod's requests, and beside them the roll's, under a scope of its own."""
+    """Horovod's requests, and beside them the roll's and the progress of a job, under scopes of their own."""
 
     def do_PUT(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -66,6 +70,10 @@ class Handler(RendezvousHandler):
         return json.dumps(roll.answer()).encode()
 
     def _put_value(self, scope: str, key: str, value: bytes) -> None:
+        if scope == progress.SCOPE:
+            if self.server.told is not None:
+                self.server.told(value)
+            return
         roll = self.server.roll
         if roll is None or scope != SCOPE:
             super()._put_value(scope, key, value)

@@ -1,7 +1,10 @@
 """Checkpoint files, and continuing in one process of plain Keras without a door."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -10,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import kerasdist
-from kerasdist.checkpoint import files
+from kerasdist.checkpoint import files, resize
 
 ARRAYS = {"model/00000": np.arange(6.0).reshape(2, 3), "seed/00000": np.array([1, 2], np.uint32), "empty": np.zeros(0)}
 X = np.random.default_rng(2).normal(size=(20, 3))
@@ -161,3 +164,112 @@ def test_a_shuffle_without_a_seed_is_told(tmp_path):
             warnings.simplefilter("always")
             model.fit(data, verbose=0, callbacks=[kerasdist.Checkpoint(tmp_path / str(shuffled))])
         assert sum("keras.utils.set_random_seed(1)" in str(one.message) for one in caught) == told
+
+
+def test_a_checkpoint_of_other_workers():
+    """Each value by hand, from 2 workers to 3 and from 3 to 1."""
+    arrays = {
+        "model/0": np.array([1.0, 2.0]),
+        "rank0/model/1": np.array([1.0], "float32"), "rank1/model/1": np.array([4.0], "float32"),
+        "rank0/metric/0": np.array(3.0), "rank1/metric/0": np.array(6.0), "metric/1": np.array([5.0]),
+        "metric/2": np.array([2], "int32"),
+        "rank0/seed/0": np.array([5, 9], "uint32"), "rank1/seed/0": np.array([1_000_008, 9], "uint32"),
+        "rank0/random/numpy": np.zeros(3, "uint8"), "rank1/random/numpy": np.ones(3, "uint8"),
+        "rank0/compressor0/sent": np.array(7), "rank1/compressor0/sent": np.array(8),
+        "rank0/part/0": np.zeros(2), "rank1/part/0": np.ones(2),
+    }  # fmt: skip
+    own = ["model/1", "metric/0", "seed/0", "random/numpy", "compressor0/sent", "part/0"]
+    sums = {"metric/0", "metric/1", "metric/2"}
+    found = resize.resized(arrays, own, 2, 3, sums, left_out=("part/",))
+    expected = {"model/0": [1.0, 2.0], "model/1": [2.5]}
+    for rank, seed in enumerate((5, 1_000_008, 2_000_011)):
+        expected |= {f"rank{rank}/metric/0": 3.0, f"rank{rank}/metric/1": [10 / 3], f"rank{rank}/seed/0": [seed, 9]}
+        expected |= {f"rank{rank}/metric/2": [4 if rank == 0 else 0], f"rank{rank}/compressor0/sent": [7, 8, 7][rank]}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-15, err_msg=name)
+        like = arrays.get(name, arrays.get(f"rank0/{name}", arrays.get(name.partition("/")[2])))
+        assert like is None or found[name].dtype == like.dtype, name
+    again = resize.resized(found, [name[6:] for name in found if name.startswith("rank0/")], 3, 1, sums)
+    assert again["rank0/metric/0"] == 9 and again["rank0/metric/1"] == 10 and again["rank0/metric/2"] == 4
+    np.testing.assert_array_equal(again["rank0/seed/0"], [5, 9])
+
+
+@pytest.mark.parametrize(
+    ("batch", "before", "now", "execution", "expected"),
+    [(6, 3, 2, 1, 9), (6, 2, 3, 1, 4), (7, 2, 3, 1, 4), (1, 1, 4, 1, 0), (7, 2, 3, 3, 3), (4, 1, 1, 2, 4)],
+)
+def test_the_place_in_steps_of_other_workers(batch, before, now, execution, expected):
+    assert resize.batch_now(batch, before, now, execution) == expected
+
+
+def test_what_counts_in_other_steps_is_replaced(tmp_path):
+    for place in ((1, 3), (2, 4), (2, 6), (2, 8), (3, 0)):
+        written(tmp_path, *place)
+    files.drop_between(tmp_path, (2, 4), (2, 6))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"checkpoint-e{e:06d}-b{b:09d}.npz" for e, b in ((1, 3), (2, 4), (2, 8), (3, 0))]
+
+
+def test_a_fit_of_other_workers_is_continued(tmp_path):
+    """2 workers of a rate of 0.1 had lowered it to 0.02 after 3 batches; the script's is 0.05 now, as 1 worker's."""
+    keras.utils.set_random_seed(7)
+    begun = []
+
+    class Lowered(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            begun.append((batch, float(self.model.optimizer.learning_rate)))
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.optimizer.learning_rate = 0.02
+
+    def fit(rate, folder, **call):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        return model.fit(X, X[:, :1], verbose=0, callbacks=[kerasdist.Checkpoint(folder, 3, keep=9), Lowered()], **call)
+
+    fit(0.1, tmp_path, batch_size=2, epochs=1)
+    (tmp_path / "checkpoint-e000001-b000000000.npz").unlink()
+    saved = [files.read(path) for path in sorted(tmp_path.iterdir())]
+    assert saved[0].header["rates"] == [pytest.approx(0.1)] and tuple(saved[0].header["place"]) == (0, 3)
+    for one in saved:
+        one.path.unlink()
+    files.write(tmp_path, (0, 3), {**saved[0].header, "workers": 2}, saved[0].arrays)
+    begun.clear()
+    with pytest.warns(UserWarning, match="was written at a size of 2 workers, and the size is 1 now"):
+        fit(0.05, tmp_path, batch_size=2, epochs=1)
+    assert begun == [(6, pytest.approx(0.01)), *((batch, pytest.approx(0.02)) for batch in (7, 8, 9))]
+
+
+@pytest.mark.parametrize("door", ["scope", "callback"])
+def test_workers_that_were_started_again_need_one(tmp_path, monkeypatch, door):
+    def said(*callbacks):
+        with contextlib.ExitStack() as stack:
+            if door == "scope":
+                stack.enter_context(kerasdist.DataParallelStrategy().scope())
+            else:
+                callbacks = (kerasdist.DistributedOptimizer(), *callbacks)
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X, X[:, :1], verbose=0, callbacks=[*callbacks])
+        return ["has no kerasdist.Checkpoint" in str(one.message) for one in caught].count(True)
+
+    found = [said()]
+    monkeypatch.setenv("KERASDIST_RESTARTS", "2")
+    found += [said(), said(kerasdist.Checkpoint(tmp_path))]
+    assert found == [0, 1, 0]
+
+
+def test_a_callback_that_is_made_within_the_call_surrounds_it(tmp_path):
+    """In a process of its own, where nothing has surrounded `fit` before."""
+    script = (
+        "import keras, kerasdist, numpy as np\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        f"model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[kerasdist.Checkpoint({str(tmp_path)!r})])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-e000001-b000000000.npz"]
