@@ -22,6 +22,7 @@ EPOCHS, BATCH, STEPS = 4, 6, 5  # the last global batch of an epoch has 2 rows: 
 def trained(scope, *callbacks, **options):
     """Fits the model; its history and state."""
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     keras.utils.set_random_seed(3)
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(26, 3)), rng.normal(size=(26, 1))

@@ -31,6 +31,7 @@ def plain():
         return elastic.trained(contextlib.nullcontext())
     finally:
         keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(before)
 
 
 def test_it_goes_on_with_other_workers(ended):
