@@ -29,10 +29,10 @@ from kerasdist.launch.job import (
     run_once,
     show_cause,
 )
-from kerasdist.launch.workers import Worker, last_traceback
+from kerasdist.launch.workers import KILLED, TERMINATED, Worker, last_traceback
 
-ENDED_WHEN_ASKED = (137, 143)
-STOPPED_TOGETHER = (0, 143)
+ENDED_WHEN_ASKED = (KILLED, TERMINATED)
+STOPPED_TOGETHER = (0, TERMINATED)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class _Run:
 
     def _let_rest(self, workers: Sequence[Worker], planned: Plan, failed: Worker) -> None:
         """Leaves out for a while the slots of workers that were killed, and hosts that were lost."""
-        dead = [one for one in workers if not one.asked_to_end and (lost(one) or one.code == 137)]
+        dead = [one for one in workers if not one.ended_as_asked and (lost(one) or one.code == KILLED)]
         if failed not in dead and (failed.code or 0) > 128 and not lost(failed):
             dead.append(failed)
         by_host: dict[str, list[Worker]] = {}

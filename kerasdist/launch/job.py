@@ -216,7 +216,7 @@ def _abandon_all(workers: Sequence[Worker]) -> None:
 def cause(workers: Sequence[Worker]) -> Worker | None:
     """The worker that failed first of its own, not because another one had, or was told to end; None if none failed."""
     failed = sorted((worker for worker in workers if worker.code), key=lambda worker: worker.ended_at)
-    own = [worker for worker in failed if not (worker.asked_to_end and worker.code in (137, 143))]
+    own = [worker for worker in failed if not worker.ended_as_asked]
     first = [worker for worker in own if not followed(worker)]
     return next(iter([*first, *own, *failed]), None)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import Any
 
 GUARD = Path(__file__).with_name("guard.py")
 KEPT_LINES = 2000
+KILLED, TERMINATED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
@@ -75,6 +78,7 @@ class Worker:
     code: int | None = None
     ended_at: float = 0.0
     asked_to_end: bool = False
+    killed_from: float = math.inf  # when it is killed if it was asked to end and has not
     errors: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT_LINES))
 
     def __post_init__(self) -> None:
@@ -120,7 +124,14 @@ class Worker:
     def end(self, seconds: float) -> None:
         """Asks the worker to end: SIGTERM, and SIGKILL after so many seconds."""
         self.asked_to_end = True
+        self.killed_from = min(self.killed_from, time.monotonic() + seconds)
         self._tell({"end": seconds})
+
+    @property
+    def ended_as_asked(self) -> bool:
+        """Whether it ended because it was asked to: not by a SIGKILL before its time for that was over."""
+        killed = self.code == KILLED and self.ended_at >= self.killed_from
+        return self.asked_to_end and (killed or self.code == TERMINATED)
 
     def abandon(self) -> None:
         """Cuts the lifeline, and ends the guard or ssh itself."""

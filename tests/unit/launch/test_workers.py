@@ -131,6 +131,22 @@ def test_a_killed_rank_is_named(script):
 
 
 @NEEDS_HOROVOD
+def test_a_killed_rank_is_named_though_its_output_stays_open(script):
+    """Its end is known late: when rank 0, which followed, is gone, and it was asked to end."""
+    process = script(
+        "import subprocess\n"
+        "if rank == 1:\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(9)'], start_new_session=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(0.5)\n"
+        "print('kerasdist.errors.RankFailedError: rank 0: rank 1 ended', file=sys.stderr)\n"
+        "sys.exit(1)\n"
+    )
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 137 and "rank 1 ended first, by SIGKILL (exit code 137)" in error, error
+
+
+@NEEDS_HOROVOD
 def test_a_rank_that_was_done_before_is_named(script):
     process = script("if rank == 0:\n    time.sleep(1)\n    sys.exit(3)\n")
     _, error = process.communicate(timeout=60)
