@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from typing import Any
 
 import keras
@@ -81,3 +82,19 @@ def agree(facts: dict[str, Any], group: Group) -> None:
         + more
         + "\nBuild model and optimizer by the same code on every rank."
     )
+
+
+def warn_of_rates(model: Any, group: Group) -> None:
+    """On rank 0, before its learning rates are taken by all: which rank brings another. Collective."""
+    rates = [keras_hooks.rate_variable(optimizer) for optimizer in keras_hooks.own_optimizers(model)]
+    own = [float(value) for value in keras_hooks.numpy_values([rate for rate in rates if rate is not None])]
+    every = gather_json(own, group, "learning_rates")
+    if group.rank == 0 and any(one != own for one in every):
+        said = ", ".join(
+            f"rank {rank}: {' and '.join(f'{value:g}' for value in one)}" for rank, one in enumerate(every)
+        )
+        warnings.warn(
+            f"The ranks bring different learning rates ({said}). Those of rank 0 are taken. (Does a rate depend on "
+            "the rank, or was it set or loaded on one rank only?)",
+            stacklevel=3,
+        )

@@ -246,6 +246,7 @@ class Replica:
         self._check_loss()
         agree_on_names(self._averaged(), self.group)
         handshake.agree(handshake.signature(model, self.settings), self.group)
+        handshake.warn_of_rates(model, self.group)
         optimizer_variables = [
             v for optimizer in keras_hooks.own_optimizers(model) for v in keras_hooks.state_of_all_ranks(optimizer)
         ]

@@ -55,6 +55,9 @@ def build_wheel(
     with log.open("w", encoding="utf-8", errors="replace") as output:
         progress.stage("fetching the build tools")
         _run(pip("install", "--target", str(tools), *recipe.BUILD_TOOLS), environ, output, progress)
+        cmake = tools / "bin" / recipe.CMAKE_NAME
+        cmake.write_text(recipe.CMAKE)
+        cmake.chmod(0o755)
 
         progress.stage(f"fetching Horovod {recipe.HOROVOD_VERSION}'s source")
         # pip compares the hash before it runs anything of the source.

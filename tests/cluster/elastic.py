@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-import keras
+from tests.lean import keras  # isort: split
+
 import numpy as np
 
 EPOCHS, BATCH, STEPS = 4, 6, 5  # the last global batch of an epoch has 2 rows: one worker of 3 has none

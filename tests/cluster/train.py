@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-import keras
+from tests.lean import keras  # isort: split
+
 import numpy as np
 import psutil
 

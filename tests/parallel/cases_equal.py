@@ -31,6 +31,17 @@ def case_regularizer():
     return fit(ONES, TARGETS, [keras.Input((1,)), dense("ones", kernel_regularizer=keras.regularizers.L2(0.5))])
 
 
+def case_rate_of_one_rank():
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((1,)), dense()])
+        model.compile(keras.optimizers.SGD(0.1 * (1 + STRATEGY.rank)), "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(ONES, TARGETS, batch_size=1, shuffle=False, verbose=0)
+    said = [str(one.message) for one in caught if "learning rate" in str(one.message)]
+    return float(model.weights[0].numpy().ravel()[0]), float(model.optimizer.learning_rate), said
+
+
 def case_coupled_loss():
     return fit(ONES, TARGETS, [keras.Input((1,)), dense()], lambda y, p: tf.reduce_max((y - p) ** 2))
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.parallel.launch import LAUNCHER, ROOT, command
+from tests.parallel.launch import ENVIRONMENT, LAUNCHER, ROOT, command
 
 WORKERS, EPOCHS, STARTS = 2, 3, 4
 END_S, UNDISTURBED_S = 90.0, 300.0
@@ -33,7 +33,7 @@ ATOL = 1e-6
 
 def worker(folder: Path) -> None:
     """The training: a new order in each epoch, random layers, moving statistics, residuals."""
-    import keras
+    from tests.lean import keras  # isort: split
 
     import kerasdist
 
@@ -74,9 +74,13 @@ class Job:
         self.orphans = 0
         self.log = tempfile.TemporaryFile("w+")
         line = command(WORKERS, LAUNCHER, ["-m", "tests.parallel.crash", "--worker", str(folder)])
-        extra = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         self.process = subprocess.Popen(
-            line, cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | extra
+            line,
+            cwd=ROOT,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | ENVIRONMENT,
         )
         atexit.register(self.kill)
 

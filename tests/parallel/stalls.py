@@ -5,7 +5,8 @@ import signal
 import sys
 import time
 
-import keras
+from tests.lean import keras  # isort: split
+
 import numpy as np
 import tensorflow as tf
 

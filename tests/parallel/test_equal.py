@@ -48,6 +48,13 @@ def test_mask(job):
         assert (weight, history["loss"]) == (close(0.1 * 26 / 5), [close(37 / 5)])
 
 
+def test_rate_of_one_rank(job):
+    """The mean gradient is -4; the rate is rank 0's, who says so."""
+    (*first, said), (*second, unsaid) = job.ranks("case_rate_of_one_rank")
+    np.testing.assert_allclose([first, second], [[0.4, 0.1]] * 2, rtol=1e-6)
+    assert len(said) == 1 and "(rank 0: 0.1, rank 1: 0.2)" in said[0] and not unsaid
+
+
 def test_no_reduction(job):
     for failure in job.failures("case_fails_no_reduction"):
         assert failure.kind == "ValueError"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parallel.launch import ROOT, command, mpi_missing, run
+from tests.parallel.launch import ROOT, command, mpi_missing, run, three_workers
 
 MNIST = ROOT.parent / "shared" / "data" / "mnist.npz"
 
@@ -21,8 +21,13 @@ def start(launcher, size, *arguments, timeout_s=300):
     return output
 
 
+def accuracies(output):
+    return [float(found) for found in re.findall(r"held-out digits ([0-9.]+)", output)]
+
+
 def accuracy(output):
-    return float(re.search(r"held-out digits ([0-9.]+)", output).group(1))
+    (found,) = accuracies(output)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +36,14 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
 
     @functools.cache
-    def train(launcher, size, compression="none"):
-        target = folder / f"{launcher}.{size}.{compression}.npz"
-        arguments = ("--epochs", "3", "--compression", compression, "--save", str(target))
-        return start(launcher, size, "examples/digits.py", *arguments), target
+    def train(launcher, size):
+        target = folder / f"{launcher}.{size}.npz"
+        return start(launcher, size, "examples/digits.py", "--epochs", "3", "--save", str(target)), target
 
     return train
 
 
-@pytest.mark.parametrize(("launcher", "size"), [("horovodrun", 2), ("gloo", 3), ("mpi", 2)])
+@pytest.mark.parametrize(("launcher", "size"), [("horovodrun", 2), (three_workers(), 3)])
 def test_digits_reach_the_weights_of_one_process(launcher, size, digits):
     output, weights = digits(launcher, size)
     expected, one_process = digits("python", 1)
@@ -50,11 +54,20 @@ def test_digits_reach_the_weights_of_one_process(launcher, size, digits):
             np.testing.assert_allclose(ours[name], one[name], rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_digits_with_half_precision(compression, digits):
+HALF = """
+import runpy, sys
+for compression in ("fp16", "bf16"):
+    sys.argv[1:] = ["--epochs", "3", "--compression", compression]
+    runpy.run_path("examples/digits.py", run_name="__main__")
+"""
+
+
+def test_digits_with_half_precision(digits):
     float32 = accuracy(digits("horovodrun", 2)[0])
     assert float32 > 0.85
-    assert accuracy(digits("gloo", 2, compression)[0]) == pytest.approx(float32, abs=0.01)
+    fp16, bf16 = accuracies(start("gloo", 2, "-c", HALF))
+    assert fp16 == pytest.approx(float32, abs=0.01)
+    assert bf16 == pytest.approx(float32, abs=0.01)
 
 
 def test_mnist_learns():

@@ -269,7 +269,12 @@ def python(code, **environment):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
     kept |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", "import tests.lean\n" + code],
+        cwd=ROOT,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

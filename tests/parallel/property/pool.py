@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.parallel.launch import LAUNCHER, ROOT, Failure, command
+from tests.parallel.launch import ENVIRONMENT, LAUNCHER, ROOT, Failure, command
 from tests.parallel.property.cases import Case
 
 TOLERANCE = 1e-9
@@ -85,11 +85,10 @@ class Group:
         self._folder = Path(tempfile.mkdtemp(prefix="kerasdist-"))
         self._asked = 0
         arguments = ["-m", "tests.parallel.property.worker", str(self._folder), str(os.getpid()), self.kind]
-        extra = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         with open(self._folder / "log", "wb") as log:
             self._process = subprocess.Popen(
                 command(self.size, "python" if self.size == 1 else LAUNCHER, arguments), cwd=ROOT, stdout=log,
-                stderr=subprocess.STDOUT, env={**os.environ, **extra}, start_new_session=True,
+                stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT}, start_new_session=True,
             )  # fmt: skip
 
 

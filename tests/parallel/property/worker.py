@@ -6,6 +6,7 @@ The parent writes ``NUMBER.json``; each rank answers with ``NUMBER.RANK.pkl``. F
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import pickle
 import sys
@@ -22,6 +23,7 @@ from tests.parallel.property.cases import Case
 def main(folder: str, parent: int, kind: str) -> None:
     """Answers for as long as the folder is there."""
     threading.Thread(target=_leave_with_parent, args=(Path(folder), parent), daemon=True).start()
+    importlib.import_module("tests.lean")
     run, rank = (one_process, 0) if kind == "reference" else _workers()
     number = 0
     leave_input_untuned()
