@@ -14,6 +14,7 @@ _TIME = re.compile(r"(\d+-\d{1,2}(:\d{1,2}(:\d{1,2})?)?|\d+(:\d{1,2}(:\d{1,2})?)
 _MEMORY = re.compile(r"[1-9]\d*[KMGT]?")
 STOPPED = 143  # how a training that SIGTERM stopped ends
 WARNING_S = 120
+_LEAST_S = WARNING_S + 60  # what is worth starting, and telling to stop
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Request:
                 "`time` must be above 0, in one of Slurm's forms: MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. "
                 f"Received: time={self.time!r}"
             )
+        if self.requeue and seconds(self.time) < _LEAST_S:
+            raise ValueError(
+                f"With `requeue` the training is told to stop {WARNING_S} s before its time is over. Expected: a time "
+                f"of at least {_LEAST_S // 60} minutes. Received: time={self.time!r}"
+            )
         if self.memory is not None and not _MEMORY.fullmatch(self.memory):
             raise ValueError(f"`memory` must be a number with K, M, G or T. Received: memory={self.memory!r}")
         words = {"name": self.name, "partition": self.partition, "account": self.account}
@@ -81,6 +87,17 @@ class Request:
     def tasks(self) -> int:
         """Workers on each node."""
         return self.tasks_per_node or self.gpus_per_node or 1
+
+
+def seconds(time: str) -> int:
+    """A time in one of Slurm's forms, in seconds."""
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        units = (3600, 60, 1)  # hours come first
+    else:
+        units = (60, 1) if len(parts) < 3 else (3600, 60, 1)  # minutes do
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 
 def batch_script(request: Request) -> str:

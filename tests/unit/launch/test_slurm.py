@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from kerasdist.cli import main
-from kerasdist.launch.slurm import Request, batch_script
+from kerasdist.launch.slurm import Request, batch_script, seconds
 
 LEAST = {"command": ["python", "train.py"], "nodes": 2, "time": "00:30:00"}
 
@@ -68,6 +68,7 @@ def test_everything():
         ({"time": "soon"}, "time='soon'"),
         ({"time": "00:00:00"}, "time='00:00:00'"),
         ({"time": "1-"}, "time='1-'"),
+        ({"time": "2:59", "requeue": True}, "at least 3 minutes. Received: time='2:59'"),
         ({"memory": "lots"}, "memory='lots'"),
         ({"name": "a b"}, "'a b'"),
         ({"partition": "gpu\n#SBATCH --account=other"}, "`partition`"),
@@ -85,6 +86,14 @@ def test_what_is_refused(change, said):
 @pytest.mark.parametrize("time", ["30", "30:00", "00:30:00", "1-12", "1-12:30", "1-12:30:00"])
 def test_slurms_forms_of_time(time):
     assert f"#SBATCH --time={time}" in batch_script(Request(**{**LEAST, "time": time}))
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [("30", 1800), ("3:01", 181), ("01:00:05", 3605), ("1-12", 129600), ("1-12:30", 131400), ("1-12:30:05", 131405)],
+)
+def test_seconds(time, expected):
+    assert seconds(time) == expected
 
 
 def test_the_command(tmp_path, monkeypatch):
