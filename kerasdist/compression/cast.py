@@ -18,6 +18,11 @@ from kerasdist.compression.quantizer import Quantizer
 from kerasdist.config import one_of
 from kerasdist.engine import Group
 
+# From so many values on a CPU decodes and averages in one compiled loop: operation by operation each writes and reads
+# all of them, which takes five times as long (2 million values: 7 ms, 1.4 compiled). Sums come before products here,
+# so no compiler fuses the two into an operation that rounds otherwise on other processors.
+COMPILED_VALUES = 2**18
+
 SHORT = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -86,6 +91,12 @@ class Cast(Quantizer):
 
     def wire_items(self, count: int) -> int:
         return count
+
+    def _mean_of_parts(self, wires: Any, count: int, parts: int) -> Any:
+        mean = super()._mean_of_parts
+        if count >= COMPILED_VALUES and not tf.config.list_physical_devices("GPU"):
+            mean = tf.function(mean, jit_compile=True, autograph=False)
+        return mean(wires, count, parts)
 
     def _overflows(self, flat: Any, wire: Any) -> Any:
         """How many of this rank's values are finite and inf on the wire."""

@@ -93,10 +93,8 @@ def seconds(time: str) -> int:
     """A time in one of Slurm's forms, in seconds."""
     days, _, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if days:
-        units = (3600, 60, 1)  # hours come first
-    else:
-        units = (60, 1) if len(parts) < 3 else (3600, 60, 1)  # minutes do
+    hours_first = bool(days) or len(parts) == 3  # else minutes
+    units = (3600, 60, 1) if hours_first else (60, 1)
     return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 

@@ -9,6 +9,17 @@ from kerasdist.compression import Cast, Int8, PowerSGD, Threshold, TopK
 from kerasdist.compression.quantizer import part_sizes
 
 
+def test_halves_of_many_values():
+    """Every value of 16 bits, on both ranks, where the average is compiled: to the bit, inf and NaN too."""
+    halves = np.tile(np.arange(2**16, dtype="uint16").view("float16"), 8)
+    parts = [halves, np.roll(halves, 12345)]
+    with np.errstate(invalid="ignore"):
+        expected = (parts[0].astype("float32") + parts[1].astype("float32")) / np.float32(2)
+    found = tf.function(Cast("float16")._mean_of_parts)(tf.constant(np.concatenate(parts)), len(halves), 2).numpy()
+    np.testing.assert_array_equal(found, expected)
+    assert found[np.isfinite(found)].tobytes() == expected[np.isfinite(expected)].tobytes()
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
