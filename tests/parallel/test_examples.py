@@ -62,10 +62,11 @@ for compression in ("fp16", "bf16"):
 """
 
 
-def test_digits_with_half_precision(digits):
+def test_digits_with_half_precision(digits, tmp_path):
     float32 = accuracy(digits("horovodrun", 2)[0])
     assert float32 > 0.85
-    fp16, bf16 = accuracies(start("gloo", 2, "-c", HALF))
+    (tmp_path / "both.py").write_text(HALF)
+    fp16, bf16 = accuracies(start("gloo", 2, str(tmp_path / "both.py")))
     assert fp16 == pytest.approx(float32, abs=0.01)
     assert bf16 == pytest.approx(float32, abs=0.01)
 
