@@ -129,14 +129,15 @@ class StepExchange:
         more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
         return f"{place}, waiting for the mean gradients of {', '.join(paths[:3])}{more}"
 
-    def leave(self) -> None:
-        """The epoch has ended on this rank: returns when it has on all. Collective."""
+    def leave(self) -> list[int]:
+        """The epoch has ended on this rank: returns when it has on all, with the ranks that got SIGTERM. Collective."""
         self._quiet.close()
         point = meeting.STOPPED if self.model.stop_training else meeting.EPOCH_END
         if meeting.terminating():
             point = meeting.TERMINATED
         where = f"the end of epoch {self.epoch}, after {self.steps} steps"
-        meeting.note_termination(meeting.leave_epoch(self.group, point, where), where)
+        points = meeting.leave_epoch(self.group, point, where)
+        return [rank for rank, point in enumerate(points) if point == meeting.TERMINATED]
 
     def close(self) -> None:
         """Nothing is trained any more."""

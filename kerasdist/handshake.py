@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ def signature(model: Any, settings: Settings | None) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {
         "kerasdist": kerasdist.__version__,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "keras": keras.__version__,
         "tensorflow": tf.__version__,
         "floatx": keras.config.floatx(),

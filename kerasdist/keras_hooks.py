@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import platform
 import re
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -36,12 +37,13 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils.naming import to_snake_case
 from tensorflow.python.eager import context as _tf_context
 
+from kerasdist.functions import function_fact
+
 __all__ = ["DataAdapter", "can_convert_arrays", "train_validation_split", "unpack_data"]
 
 TESTED = {"Python": ((3, 11), (3, 13)), "TensorFlow": ((2, 20), (2, 21)), "Keras": ((3, 10), (3, 15))}
 CLIP = "_clip_gradients"  # called between the accumulation and the update (base_optimizer.py)
 METRICS = "_get_metrics_result_or_logs"  # called once at the end of an epoch and of an evaluation (trainer.py)
-SHOULD_EVALUATE = "_should_eval"  # asked before the validation of an epoch (trainer.py)
 _OWNER = "_kerasdist_owner"
 _HOOKS = "_kerasdist_hooks"
 
@@ -294,7 +296,7 @@ def loss_reductions(model: Any) -> list[str | None]:
 
 
 def loss_facts(model: Any) -> list[Any]:
-    """What the compiled losses are, as JSON values: class and options, or the name of a function; and their weights."""
+    """What the compiled losses are, as JSON values: class and options, or a function; and their weights."""
     compiled = getattr(model, "_compile_loss", None)
     facts: list[Any] = []
     for loss in tf.nest.flatten(getattr(compiled, "_user_loss", None)):
@@ -303,7 +305,7 @@ def loss_facts(model: Any) -> list[Any]:
             config = {**loss.get_config(), **getattr(loss, "_fn_kwargs", {})}
             facts.append([type(loss).__name__, {key: value for key, value in config.items() if key != "name"}])
         else:
-            facts.append(loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__))
+            facts.append(loss if isinstance(loss, str) else function_fact(loss))
     return [facts, getattr(compiled, "_user_loss_weights", None)]
 
 
@@ -320,6 +322,11 @@ def layer_facts(model: Any) -> dict[str, Any]:
         except Exception:  # a layer of one's own need not have one
             continue
         options = _comparable(config, leave_out=("name", "seed", "trainable"))
+        options |= {
+            name: function_fact(value)
+            for name, value in vars(layer).items()
+            if isinstance(value, types.FunctionType) and not name.startswith("_") and not _of_keras(value)
+        }
         facts |= {f"{kind} {name}": value for name, value in options.items()}
     return facts
 
@@ -343,7 +350,7 @@ def metric_facts(model: Any) -> Any:
 def _comparable(value: Any, leave_out: tuple[str, ...] = ()) -> Any:
     """A part of a configuration as a JSON value that is equal on ranks that configured alike."""
     if isinstance(value, dict) and value.get("class_name") == "__lambda__":
-        return "a function"  # its code names the file that it stands in, which may lie elsewhere on another host
+        return "a function"  # as an option of a layer it is compared by itself; what is here names its file
     if isinstance(value, dict):
         # Layers within layers: their names may be numbered. That of a dtype policy is all that it has.
         hidden = leave_out or (("name", "seed") if len(value) > 1 else ())
@@ -355,7 +362,11 @@ def _comparable(value: Any, leave_out: tuple[str, ...] = ()) -> Any:
     if isinstance(value, (np.ndarray, np.generic, tf.Tensor, keras.Variable)):
         array = np.asarray(value)
         return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:12]}"
-    return getattr(value, "__name__", type(value).__name__)
+    return function_fact(value)
+
+
+def _of_keras(function: Any) -> bool:
+    return str(function.__module__).startswith(("keras.", "tensorflow."))
 
 
 def auto_named(model: Any) -> dict[str, str]:

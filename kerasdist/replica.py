@@ -10,7 +10,7 @@ import functools
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -76,7 +76,6 @@ class Replica:
             "test_step": self.test_step,
             "evaluate": self.evaluate,
             keras_hooks.METRICS: self.metrics_or_logs,
-            keras_hooks.SHOULD_EVALUATE: self.should_evaluate,
         }
         keras_hooks.patch(model, methods, self)
         keras_hooks.trains_on_all_ranks(model)
@@ -313,10 +312,10 @@ class Replica:
             check_equal_states(self.model, self.group, name)
         else:
             if not self.evaluating:
-                self.exchange.leave()
+                terminated = self.exchange.leave()
                 self.within_epoch = False
-                if meeting.termination_agreed() and self.when_terminated is not None:
-                    self.when_terminated()  # before what each rank has of its own becomes one
+                if terminated:
+                    self._end_by_sigterm(terminated)
                 self._average_variables(self._averaged_at_epoch_end())
                 self._average_layer_state()
             sum_states(self.model, self.group, name)
@@ -326,6 +325,14 @@ class Replica:
         if answer is logs:
             return mean_logs(logs, self._last_rows, self.group)
         return answer
+
+    def _end_by_sigterm(self, ranks: list[int]) -> NoReturn:
+        """Leaves ``fit`` on every rank, within an epoch: the hooks of its end would say that it was over."""
+        if self.when_terminated is not None:
+            self.when_terminated()
+        steps, epoch = self.exchange.steps, self.exchange.epoch
+        named = ", ".join(map(str, ranks))
+        raise meeting.end_by_sigterm(f" to rank {named}: all ranks stopped after {steps} steps of epoch {epoch}.")
 
     def _take_back_metrics(self, own_states: list[Any]) -> None:
         """Gives the metrics this rank's part again: the epoch goes on with them, as in Keras, and then they add up."""
@@ -365,11 +372,6 @@ class Replica:
     def _average_variables(self, which: list[DistributedApply]) -> None:
         for applied in which:
             average_variables(applied.own_state()[0], self.group, f"{applied.averager.name}.epoch_end")
-
-    def should_evaluate(self, *args: Any) -> bool:
-        """Keras' own answer, but for a training that SIGTERM ends."""
-        own = keras_hooks.plain(self.model, keras_hooks.SHOULD_EVALUATE)
-        return not meeting.termination_agreed() and own(*args)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate`` within a ``fit``, asked for by Keras or by a callback. Every rank must call it."""

@@ -34,6 +34,8 @@ class Watchdog:
         self._model, self._group = model, group
         self._every, self._action = options.watch_every, options.on_divergence
         self._calls = 0
+        self._specs: list[Any] = []
+        self._sums: Any = None
 
     def after_step(self) -> None:
         """Counts an execution of the train function, and compares when it is time. Collective."""
@@ -54,7 +56,12 @@ class Watchdog:
         """
         variables = self._compared()
         # Tensors, not variables, of which TensorFlow would trace one function for all shapes, and sum wrongly.
-        sums = np.asarray(_sums([tf.convert_to_tensor(variable.value) for variable in variables]))
+        values = [tf.convert_to_tensor(variable.value) for variable in variables]
+        specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
+        if specs != self._specs:
+            # Traced at once: of a function that is traced for each model TensorFlow warns.
+            self._specs, self._sums = specs, tf.function(_sums, autograph=False).get_concrete_function(specs)
+        sums = np.asarray(self._sums(values))
         every = np.asarray(self._group.all_gather(sums[None], "the watchdog"))
         differing = np.nonzero((every != every[0]).any(axis=0))[0]
         if not differing.size:
@@ -83,10 +90,11 @@ class Watchdog:
             applied = distributed_apply(optimizer)
             for part in applied.own_state() if applied is not None else ():
                 own |= {id(variable) for variable in part}
-        return [variable for variable in keras_hooks.replicated_variables(self._model) if id(variable) not in own]
+        replicated = [one for one in keras_hooks.replicated_variables(self._model) if id(one) not in own]
+        # Scalars first, of which a rate is one: where one differs, all that it moved does too.
+        return sorted(replicated, key=lambda variable: len(variable.shape) > 0)
 
 
-@tf.function(autograph=False)
 def _sums(values: list[Any]) -> Any:
     """One number for each tensor, in one vector."""
     return tf.stack([_bits(value) for value in values])

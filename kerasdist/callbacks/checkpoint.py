@@ -205,7 +205,7 @@ class Checkpoint(keras.callbacks.Callback):
         before, self._place = self._place, place.Place(self._place.epoch, batch + 1)
         if engine.size() == 1 and meeting.terminating():
             self._write_here()
-            raise meeting.end_by_sigterm(f"stopped after {batch + 1} batches of epoch {self._place.epoch}.")
+            raise meeting.end_by_sigterm(f": stopped after {batch + 1} batches of epoch {self._place.epoch}.")
         is_last = batch + 1 >= ((self.params or {}).get("steps") or np.inf)
         if self.every and not is_last and self._place.batch // self.every > before.batch // self.every:
             self._write_here()
@@ -213,13 +213,11 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the state between two epochs."""
         self._logs.close()
-        if meeting.termination_agreed():
-            return  # within an epoch, and written already
         self._place = place.Place(epoch + 1, 0)
         self._random = state.take_random()
         self._write_here(stopped=bool(self.model.stop_training))
         if engine.size() == 1 and meeting.terminating():
-            raise meeting.end_by_sigterm(f"stopped at the end of epoch {epoch}.")
+            raise meeting.end_by_sigterm(f": stopped at the end of epoch {epoch}.")
 
     # Writing and reading --------------------------------------------------------------------------------------------
 

@@ -161,34 +161,21 @@ def sigterm_noted() -> contextlib.AbstractContextManager[Any]:
 
 
 def end_by_sigterm(said: str) -> SystemExit:
-    """The exception that ends this process as SIGTERM does at the end of ``together``."""
-    print(f"SIGTERM: {said}", file=sys.stderr, flush=True)
+    """The exception with which a process, or every rank, leaves a training that a SIGTERM ends."""
+    print(f"SIGTERM{said}", file=sys.stderr, flush=True)
     return known_to_all(SystemExit(128 + signal.SIGTERM))
 
 
-def note_termination(points: list[int], where: str) -> None:
-    """Notes what all ranks know of SIGTERM, from the points at which they left an epoch."""
-    ranks = [rank for rank, point in enumerate(points) if point == TERMINATED]
-    if ranks:
-        _Sigterm.agreed = f"SIGTERM to rank {', '.join(map(str, ranks))}: all ranks stopped at {where}."
-
-
-def termination_agreed() -> bool:
-    """Whether all ranks know that the training ends because of a SIGTERM."""
-    return bool(_Sigterm.agreed)
-
-
 class _Sigterm:
-    """Inside, SIGTERM is noted; at the end the process exits if it came, or came to another rank.
+    """Inside, SIGTERM is noted; at the end the process exits if it came.
 
     A handler that the user installed is left in place, and decides alone.
     """
 
     received = False
-    agreed = ""
 
     def __enter__(self) -> None:
-        _Sigterm.received, _Sigterm.agreed = False, ""
+        _Sigterm.received = False
         self._before: Any = None
         in_main = threading.current_thread() is threading.main_thread()
         if in_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -197,10 +184,9 @@ class _Sigterm:
     def __exit__(self, kind: Any, *exception: Any) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
-        if kind is None and (_Sigterm.received or _Sigterm.agreed):
-            print(_Sigterm.agreed or "SIGTERM: the training had ended.", file=sys.stderr, flush=True)
-            _Sigterm.received, _Sigterm.agreed = False, ""
-            raise known_to_all(SystemExit(128 + signal.SIGTERM))
+        received, _Sigterm.received = _Sigterm.received, False
+        if kind is None and received:
+            raise end_by_sigterm(": the training had ended.")
 
     def _note(self, number: int, frame: Any) -> None:
         _Sigterm.received = True
@@ -218,7 +204,7 @@ def apart() -> Iterator[None]:
 
 
 def _fail(group: Group, error: BaseException) -> None:
-    cause = f"{type(error).__name__}: {error}"
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     print(f"rank {group.rank}: {cause}", file=sys.stderr, flush=True)
     after = threading.Timer(FAIL_WAIT_S, _end_alone, [group.rank, error])
     after.daemon = True

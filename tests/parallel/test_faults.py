@@ -87,16 +87,19 @@ def test_terminate_on_nan(job):
 
 @pytest.mark.parametrize("door", ["scope", "callback"])
 def test_sigterm(job, door):
-    """Five steps on both ranks, the hooks of the epoch's end, no validation, exit code 128 + 15."""
+    """Exit code 128 + 15. Each of 8 steps an epoch moves the weight by -0.1."""
     for found, handler_is_back in job.ranks("case_sigterm"):
+        code, weight, ends, validations = found[door, "validation"]
+        assert (code, ends, validations) == (143, [0], 1)  # before the first step of epoch 1
+        assert weight == pytest.approx(-0.8, abs=1e-6)
         code, weight, ends, validations = found[door]
-        assert code == 143
-        assert weight == pytest.approx(-0.5, abs=1e-6)
-        assert [epoch for epoch, _ in ends] == [0]
-        assert ends[0][1]["loss"] == pytest.approx(-0.2, abs=1e-6)
-        assert validations == 0
+        assert (code, ends, validations) == (143, [0], 1)  # after the fifth step of epoch 1, whose end does not come
+        assert weight == pytest.approx(-0.8 - 1.3, abs=1e-6)
+        epochs, weight = found[door, "again"]
+        assert epochs == [1, 2] and weight == pytest.approx(-0.8 - 2.4, abs=1e-6)
         assert handler_is_back
-    assert "SIGTERM to rank 1: all ranks stopped at the end of epoch 0, after 5 steps." in job.output
+    assert "SIGTERM to rank 1: all ranks stopped after 5 steps of epoch 1." in job.output
+    assert "SIGTERM to rank 1: all ranks stopped after 0 steps of epoch 1." in job.output
 
 
 def test_one_rank_evaluates_alone(job):

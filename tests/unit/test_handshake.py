@@ -14,9 +14,9 @@ def function_of(file):
     return eval(compile("lambda x: x * 2", file, "eval"))
 
 
-def facts(*layers, metrics=(), **compiled):
+def facts(*layers, loss="mse", metrics=(), **compiled):
     model = keras.Sequential([keras.Input((4,)), *layers])
-    model.compile("sgd", "mse", metrics=list(metrics), **compiled)
+    model.compile("sgd", loss, metrics=list(metrics), **compiled)
     return handshake.signature(model, None)
 
 
@@ -85,3 +85,37 @@ def test_layers_of_ones_own():
 
     assert different(facts(Scale(1.0)), facts(Scale(2.0))) == ["layer 2 Scale factor"]
     assert different(facts(Scale(Factor())), facts(Scale(Factor()))) == []
+
+
+def scaled(factor, also=None):
+    """A function whose numbers stand in its closure; ``also`` is there and not compared."""
+
+    def inner(x):
+        return x * factor
+
+    def outer(*values):
+        return inner(values[-1]), also
+
+    return outer
+
+
+def test_functions_are_seen():
+    """Other code of the same name, and other numbers in a default, a closure, and in a function that it closes over."""
+    twice, thrice = function_of("a.py"), eval("lambda x: x * 3")
+    default, other = (lambda x, k=k: x for k in (1, 2))
+    arrays = [np.arange(3), np.arange(1, 4)]
+    for one, another in [(twice, thrice), (default, other), (scaled(1), scaled(2)), map(scaled, arrays)]:
+        assert different(facts(L.Dense(1), loss=one), facts(L.Dense(1), loss=another)) == ["losses"]
+        assert different(facts(L.Dense(1), metrics=[one]), facts(L.Dense(1), metrics=[another])) == ["metrics"]
+    assert different(facts(L.Lambda(twice)), facts(L.Lambda(thrice))) == ["layer 2 Lambda function"]
+    assert different(facts(L.Dense(1, twice)), facts(L.Dense(1, thrice))) == ["layer 2 Dense activation"]
+
+
+def test_functions_that_do_the_same():
+    """From another file, with another text in the closure, or made anew."""
+    one, another = function_of("/here/a.py"), function_of("/there/a.py")
+    assert different(facts(L.Dense(1), loss=one), facts(L.Dense(1), loss=another)) == []
+    assert different(facts(L.Dense(1, one)), facts(L.Dense(1, another))) == []
+    closures = [scaled(1, f"log.{rank}") for rank in range(2)]
+    assert different(*(facts(L.Dense(1), loss=loss) for loss in closures)) == []
+    assert facts(L.Dense(1), loss=scaled(1)) == facts(L.Dense(1), loss=scaled(1))
