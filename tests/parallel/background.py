@@ -8,31 +8,47 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 _futures: dict[Hashable, concurrent.futures.Future[Any]] = {}
+_waiting: dict[Hashable, Callable[[], Any]] = {}
 _lock = threading.Lock()
 
 
 def result(key: Hashable, function: Callable[[], Any]) -> Any:
-    """What the function returned for this key: computed once, here if nobody has begun."""
+    """What the function returned for this key: computed once, here if nobody has begun.
+
+    Who would have to wait runs what else there is to do.
+    """
     with _lock:
+        _waiting.pop(key, None)
         begun = key in _futures
         future = _futures.setdefault(key, concurrent.futures.Future())
     if not begun:
         _run(future, function)
+    while not future.done() and _run_next():
+        pass
     return future.result()
 
 
 def start(functions: dict[Hashable, Callable[[], Any]]) -> None:
     """Calls the functions one after another in a thread of its own, but for those that somebody else begins before."""
+    _waiting.update(functions)
 
     def run_all() -> None:
-        for key, function in functions.items():
-            with _lock:
-                if key in _futures:
-                    continue
-                future = _futures[key] = concurrent.futures.Future()
-            _run(future, function)
+        while _run_next():
+            pass
 
     threading.Thread(target=run_all, daemon=True).start()
+
+
+def _run_next() -> bool:
+    """Runs the first that nobody has begun; whether there was one."""
+    with _lock:
+        if not _waiting:
+            return False
+        key = next(iter(_waiting))
+        function, future = _waiting.pop(key), concurrent.futures.Future()
+        _futures[key] = future
+    _run(future, function)
+    return True
 
 
 def _run(future: concurrent.futures.Future[Any], function: Callable[[], Any]) -> None:
