@@ -1,5 +1,7 @@
 """Which differences between the ranks' models the handshake sees, and which it leaves alone."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -119,3 +121,21 @@ def test_functions_that_do_the_same():
     closures = [scaled(1, f"log.{rank}") for rank in range(2)]
     assert different(*(facts(L.Dense(1), loss=loss) for loss in closures)) == []
     assert facts(L.Dense(1), loss=scaled(1)) == facts(L.Dense(1), loss=scaled(1))
+
+
+RATE = 1.0
+
+
+def test_code_that_is_not_seen(monkeypatch):
+    """What a function reads of its module, and the steps of a model of one's own: docs/equal.md says so."""
+
+    def signature():
+        model = own([keras.Input((4,)), L.Dense(1)])
+        model.compile("sgd", loss=lambda y, p: p * RATE)
+        return handshake.signature(model, None)
+
+    own = type("Own", (keras.Sequential,), {"train_step": lambda self, data: {"loss": 0.0}})
+    one = signature()
+    own = type("Own", (keras.Sequential,), {"train_step": lambda self, data: {"loss": 1.0}})
+    monkeypatch.setattr(sys.modules[__name__], "RATE", 2.0)
+    assert different(one, signature()) == []
