@@ -8,9 +8,7 @@ from tests.parallel.launch import LAUNCHER, cases_run, mpi_missing, three_worker
 MANY = 300
 # Start what they need by themselves.
 ALONE = ("tests/unit/", "test_stall.py", "test_examples.py", "test_property.py", "test_crash.py")
-# The longest first: what is left at the end is short.
 GROUPS = (
-    ("cases_small", 2, LAUNCHER),
     ("tests.contracts.cases_local", 1, "python"),
     ("tests.contracts.cases_horovod", 1, "python"),
     ("tests.contracts.cases_horovod", 2, "gloo"),
@@ -22,6 +20,7 @@ GROUPS = (
     ("cases_reference", 1, "python"),
     ("cases_data", 2, LAUNCHER),
     ("cases_three", 3, LAUNCHER),
+    ("cases_small", 2, LAUNCHER),
     ("cases_equality", 1, "python"),
     ("cases_equality", 2, LAUNCHER),
     ("cases_equality", 3, LAUNCHER),
