@@ -317,17 +317,16 @@ def layer_facts(model: Any) -> dict[str, Any]:
         facts[kind] = True
         if isinstance(layer, keras.Model):
             continue  # its layers come by themselves
-        facts |= {
-            f"{kind} {name}": function_fact(value)
+        try:
+            options = _comparable(layer.get_config(), leave_out=("name", "seed", "trainable"))
+        except Exception:  # a layer of one's own need not have one
+            options = {}
+        functions = {
+            name: function_fact(value)
             for name, value in vars(layer).items()
             if isinstance(value, types.FunctionType) and not name.startswith("_") and not _of_keras(value)
         }
-        try:
-            config = layer.get_config()
-        except Exception:  # a layer of one's own need not have one
-            continue
-        options = _comparable(config, leave_out=("name", "seed", "trainable"))
-        facts = {f"{kind} {name}": value for name, value in options.items()} | facts
+        facts |= {f"{kind} {name}": value for name, value in (options | functions).items()}
     return facts
 
 
