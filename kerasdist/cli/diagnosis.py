@@ -154,10 +154,13 @@ def _launcher(evidence: Evidence) -> Iterator[Finding]:
 
 def _network(evidence: Evidence) -> Iterator[Finding]:
     name, address, routable = evidence.host_name
-    if not routable:
+    if not address:
+        mend = f"Gloo needs an address: put `127.0.0.1 {name}` into /etc/hosts"
+        yield Finding("Network", "wrong", f"host name {name} resolves to nothing", mend, blocks=True)
+    elif not routable:
         yield Finding("Network", "note", "no interface with a route", "on several hosts: one of the same name on each")
-    elif not address or address.startswith("127."):
-        value = f"host name {name} resolves to {address or 'nothing'}"
+    elif address.startswith("127."):
+        value = f"host name {name} resolves to {address}"
         yield Finding("Network", "note", value, "on several hosts: give it a routable address in /etc/hosts")
     else:
         yield Finding("Network", "good", f"{name} is {address}")

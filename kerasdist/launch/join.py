@@ -58,6 +58,7 @@ def ready(environment: LaunchEnvironment, mpi_built: bool, timeout_s: float) -> 
         return
     if environment.launcher == "horovodrun" and (environment.size or 1) > 1:
         _check_left_over()
+        _check_own_name(environment)
     with own_interface():
         yield
 
@@ -196,10 +197,8 @@ class _Meeting:
             self._request("PUT", said)
 
     def _own_fault(self) -> str:
-        if self._place.one_host:
-            return ""
         try:
-            check_own_name()
+            check_own_name(self._place.one_host)
         except EngineError as error:
             return str(error)
         return ""
@@ -227,6 +226,15 @@ class _Meeting:
             return json.loads(text) if method == "GET" and response.status == 200 else None
         finally:
             connection.close()
+
+
+def _check_own_name(environment: LaunchEnvironment) -> None:
+    if not os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
+        return
+    try:
+        check_own_name(one_host=environment.local_size == environment.size)
+    except EngineError as error:
+        raise EngineError(f"rank {environment.rank}: {error}") from None
 
 
 def _check_left_over() -> None:

@@ -69,15 +69,28 @@ def address_of(interface: str) -> str:
     raise EngineError(f"This host has no network interface {interface!r} with an IPv4 address. It has: {known}.")
 
 
-def check_own_name() -> None:
-    """Refuses a host whose own name resolves to loopback, where other hosts take part.
+def check_own_name(one_host: bool) -> None:
+    """Refuses a host whose own name Horovod's Gloo cannot use.
 
-    Horovod's Gloo binds some of its connections to the address of the host's name, whatever interface was chosen.
+    It binds some of its connections to the address of the host's name, whatever interface was chosen, and crashes
+    where the name has none.
+
+    Args:
+        one_host: whether all ranks are on this host; if not, the others must be able to reach that address.
 
     Raises:
-        EngineError: It does.
+        EngineError: The name has no address, or loopback where other hosts take part.
     """
     name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise EngineError(
+            f"This host's own name {name!r} has no address here ({error}), and Gloo needs one. Give it one in "
+            f"/etc/hosts: 127.0.0.1 if all workers are on this host, else that on the network."
+        ) from error
+    if one_host:
+        return
     address = resolve(name)
     if is_loopback(address):
         raise EngineError(

@@ -111,6 +111,32 @@ def test_the_port_is_taken(place):
             _open(place, "127.0.0.1", 2)
 
 
+NAMELESS = "no-such-host.invalid"  # a name that never has an address (RFC 6761)
+
+
+def test_a_host_whose_own_name_has_no_address_on_all_ranks(place, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: NAMELESS)
+    with opened(place, 1):
+        found = come(0, 1, place)
+    assert f"rank 0: This host's own name '{NAMELESS}' has no address" in found and "/etc/hosts" in found
+
+
+def test_such_a_host_under_horovodrun(monkeypatch):
+    """Gloo would end the process by a signal."""
+    from kerasdist.launch.join import ready
+
+    with socket.socket() as rendezvous:
+        rendezvous.bind(("127.0.0.1", 0))
+        rendezvous.listen()
+        monkeypatch.setattr(socket, "gethostname", lambda: NAMELESS)
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(rendezvous.getsockname()[1]))
+        environment = LaunchEnvironment("horovodrun", rank=1, size=2, local_rank=1, local_size=2)
+        with pytest.raises(EngineError, match=f"rank 1: This host's own name '{NAMELESS}'"):
+            with ready(environment, mpi_built=False, timeout_s=5.0):
+                pass
+
+
 def test_two_processes_of_one_rank(place):
     with opened(place, 3):
         found = together(lambda: come(0, 3, place), lambda: come(1, 3, place), lambda: come(1, 3, place, process="q"))
