@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import socket
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerasdist.cores import available_cores
 from kerasdist.engine_build.installed import InstalledEngine, installed_engine
 from kerasdist.engine_build.machine import Tool, available_memory_mb, find_mpi, tensorflow_packages
 from kerasdist.engine_build.probe import probe
@@ -62,7 +62,7 @@ def collect(environ: Mapping[str, str], timeout_s: float) -> Evidence:
         launcher=_launcher(environ),
         host_name=_host_name(),
         memory_mb=available_memory_mb(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=available_cores(),
     )
 
 

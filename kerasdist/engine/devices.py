@@ -7,6 +7,7 @@ import warnings
 
 import tensorflow as tf
 
+from kerasdist.cores import available_cores
 from kerasdist.errors import EngineError
 
 TOO_LATE = (
@@ -32,7 +33,7 @@ def claim_devices(local_rank: int, local_size: int) -> None:
 def _claim_cores(local_size: int) -> None:
     if local_size == 1:
         return
-    cores = max(1, len(os.sched_getaffinity(0)) // local_size)
+    cores = max(1, available_cores() // local_size)
     # One more between operations: with a single thread, what waits for a collective runs only when the computation
     # pauses, and so the gradients' collectives would not overlap it (docs/benchmarks.md).
     for kind, threads in (("intra_op", cores), ("inter_op", cores + 1)):

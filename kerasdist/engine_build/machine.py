@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import re
 import shlex
@@ -15,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+
+from kerasdist.cores import available_cores
 
 # Every distribution that installs the module `tensorflow`.
 TENSORFLOW_PACKAGES = (
@@ -97,7 +98,7 @@ def look(
         cuda=_cuda(environ, cuda_home, (cuda_of_tensorflow or "").split(".")[0]),
         nccl=_nccl(environ, nccl_home),
         free_mb={folder: _free_mb(folder) for folder in (Path(tempfile.gettempdir()), *folders)},
-        cores=len(os.sched_getaffinity(0)),
+        cores=available_cores(),
         memory_mb=available_memory_mb(),
     )
 

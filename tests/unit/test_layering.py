@@ -24,7 +24,7 @@ LAYERS = (
     ("engine",),
     ("engine_build",),
     ("keras_hooks", "launch"),
-    ("buckets", "config", "errors", "functions", "step"),
+    ("buckets", "config", "cores", "errors", "functions", "step"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
