@@ -91,14 +91,18 @@ def show(results: str) -> None:
     from rich.table import Table
 
     found = by_way(results)
-    table = Table(title="Test accuracy by epoch, mean over the seeds")
+    table = Table(title="Test accuracy by epoch, mean over the seeds; points: the last epoch less that of all_reduce")
     epochs = min(len(run["val_accuracy"]) for runs in found.values() for run in runs)
-    for column in ("way", "seeds", *[f"epoch {epoch}" for epoch in range(epochs)], "kB sent a step and worker"):
+    means = {
+        way: [statistics.mean(run["val_accuracy"][epoch] for run in runs) for epoch in range(epochs)]
+        for way, runs in found.items()
+    }
+    for column in ("way", "seeds", *map(str, range(1, epochs + 1)), "points", "kB sent a step and worker"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for way, runs in found.items():
-        means = [statistics.mean(run["val_accuracy"][epoch] for run in runs) for epoch in range(epochs)]
+        points = f"{100 * (means[way][-1] - means['all_reduce'][-1]):+.2f}" if "all_reduce" in means else "-"
         sent = statistics.mean(run["sent_bytes_per_step"] for run in runs)
-        table.add_row(way, str(len(runs)), *[f"{value:.4f}" for value in means], f"{sent / 1e3:.1f}")
+        table.add_row(way, str(len(runs)), *[f"{value:.4f}" for value in means[way]], points, f"{sent / 1e3:.1f}")
     Console(width=120).print(table)
 
 
@@ -109,7 +113,7 @@ def plot(results: str, path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
     for number, (way, runs) in enumerate(by_way(results).items()):
         epochs = range(1, min(len(run["loss"]) for run in runs) + 1)
         style = {"label": way, "color": plt.cm.tab20(number % 20), "marker": "o", "markersize": 3, "linewidth": 1}
@@ -120,11 +124,10 @@ def plot(results: str, path: str) -> None:
             [statistics.mean(run["val_accuracy"][e - 1] for run in runs) for e in epochs],
             **style,
         )
-    left.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    left.set(xlabel="epoch", ylabel="training loss", yscale="log", xticks=epochs)
     right.set(xlabel="MB sent by each worker", ylabel="test accuracy", xscale="log")
-    right.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right", fontsize=8)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
