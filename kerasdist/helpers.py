@@ -34,6 +34,8 @@ def all_reduce(value: Any, op: str = "mean", name: str | None = None) -> Any:
 
     Raises:
         ValueError: Unknown ``op``, or the mean of integers.
+        RankMismatchError: Outside of graphs, on every rank: shape, dtype or ``op`` differs by rank, or another rank
+            is at another collective.
     """
     from kerasdist.config import one_of
     from kerasdist.engine.base import REDUCTIONS
@@ -55,6 +57,9 @@ def all_gather(value: Any, name: str | None = None) -> Any:
 
     Returns:
         As ``all_reduce``.
+
+    Raises:
+        RankMismatchError: As ``all_reduce``; the first axis may differ.
     """
     tensor = tf.convert_to_tensor(value)
     if tensor.shape.rank == 0:
@@ -73,6 +78,7 @@ def broadcast(value: Any, root: int = 0, name: str | None = None) -> Any:
 
     Raises:
         ValueError: There is no such rank.
+        RankMismatchError: As ``all_reduce``; the root must be the same too.
     """
     if not 0 <= root < engine.size():
         raise ValueError(

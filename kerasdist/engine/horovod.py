@@ -43,12 +43,12 @@ class HorovodGroup(Group):
 
     def all_reduce(self, tensor: Any, op: str, name: str) -> Any:
         self._count(tensor, 2 * (self.size - 1) / self.size)
-        with self._meeting(name):
+        with self._meeting(name, f"{op} of {_kind(tensor, tensor.shape)}"):
             return self._hvd.allreduce(tensor, op=self._ops[op], name=name, ignore_name_scope=True)
 
     def all_gather(self, tensor: Any, name: str) -> Any:
         self._count(tensor, self.size - 1)
-        with self._meeting(name):
+        with self._meeting(name, f"rows of {_kind(tensor, tensor.shape[1:])}"):
             return self._hvd.allgather(tensor, name=name, ignore_name_scope=True)
 
     def all_to_all(self, tensor: Any, splits: Any, name: str) -> Any:
@@ -60,7 +60,7 @@ class HorovodGroup(Group):
             return received
 
     def broadcast(self, tensor: Any, root: int, name: str) -> Any:
-        with self._meeting(name):
+        with self._meeting(name, f"{_kind(tensor, tensor.shape)} from rank {root}"):
             return self._hvd.broadcast(tensor, root_rank=root, name=name, ignore_name_scope=True)
 
     def exchange(self, row: Any) -> Any:
@@ -90,13 +90,13 @@ class HorovodGroup(Group):
             )
 
     @contextlib.contextmanager
-    def _meeting(self, name: str) -> Iterator[None]:
-        """Outside of graphs: all ranks are known to come, and the process ends if they take too long."""
+    def _meeting(self, name: str, what: str = "") -> Iterator[None]:
+        """Outside of graphs: all ranks are known to come with the same, and the process ends if they take too long."""
         if not tf.executing_eagerly() or self.size == 1:
             yield
             return
         if current_step() is None:
-            meeting.meet(self, name)
+            meeting.meet(self, name, what)
         with self.waits(f"the collective {name!r}"):
             yield
 
@@ -116,6 +116,10 @@ class HorovodGroup(Group):
 
     def was_cut_off(self, error: Exception) -> bool:
         return SHUT_DOWN in str(error)
+
+
+def _kind(tensor: Any, shape: Any) -> str:
+    return f"{tensor.dtype.name} of shape {shape}"
 
 
 class HorovodEngine(Engine):

@@ -32,7 +32,7 @@ FAIL_WAIT_S = 30.0
 HINT = (
     "Usual causes: code that only some ranks run, such as `if rank == 0: model.evaluate(...)` (use `with "
     "strategy.local():`); `validation_data` on some ranks only (val_loss); a rank with fewer batches than the others; "
-    "another order of calls."
+    "another order of calls; values of another shape or type."
 )
 STALLED = """
 rank {rank}: waited {timeout_s:g} s at {where} for other ranks, and ends the job. Usual causes:
@@ -47,18 +47,23 @@ _thread = threading.local()
 _watches: list[Watch] = []
 
 
-def meet(group: Group, name: str) -> None:
+def meet(group: Group, name: str, what: str = "") -> None:
     """Returns when every rank has come to the collective of this name. Collective.
+
+    Args:
+        group: The ranks.
+        name: The collective's.
+        what: What this rank brings, where all must bring the same kind.
 
     Raises:
         RankFailedError: On every rank but the one that failed.
-        RankMismatchError: On every rank, if one of them is somewhere else.
+        RankMismatchError: On every rank, if one of them is somewhere else, or brings another kind.
     """
     if getattr(_thread, "apart", False):
         return
-    where = f"the collective {name!r}"
+    where = f"the collective {name!r}" + (f", {what}" if what else "")
     with group.waits(where):
-        points = places(group, 2**32 + zlib.crc32(name.encode()))
+        points = places(group, 2**32 + zlib.crc32(where.encode()))
     if len(set(points)) > 1:
         raise disagreement(group, points, where)
 

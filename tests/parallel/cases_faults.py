@@ -241,6 +241,19 @@ def case_another_order_of_calls():
     return caught(kerasdist.all_reduce, 1.0, name="a" if RANK == LAST else "b")
 
 
+def case_another_kind_of_value():
+    """What one rank brings to a collective has another shape, type, reduction or root."""
+    last, two, three = RANK == LAST, np.zeros(2, np.float32), np.zeros(3, np.float32)
+    return {
+        "shape": caught(kerasdist.all_reduce, three if last else two),
+        "type": caught(kerasdist.all_reduce, two.astype(np.float64) if last else two),
+        "op": caught(kerasdist.all_reduce, two, "sum" if last else "max"),
+        "rows": caught(kerasdist.all_gather, np.zeros((1, 3 if last else 2), np.float32)),
+        "root": caught(kerasdist.broadcast, two, 1 if last else 0),
+        "right": float(kerasdist.all_reduce(float(RANK), "sum")),
+    }
+
+
 def case_watchdog():
     """One rank's weight, or rate, is changed after step 3; the ranks compare after every second step."""
 

@@ -135,6 +135,25 @@ def test_another_order_of_calls(job):
         assert "rank 0: the collective 'user.b'" in message and "rank 1: the collective 'user.a'" in message
 
 
+def test_another_kind_of_value(job):
+    """An error on all ranks that shows what each brought; the next collective is right."""
+    last, first = f"rank {job.size - 1}: the collective ", "rank 0: the collective "
+    for found in job.ranks("case_another_kind_of_value"):
+        for what, one, other in (
+            ("shape", "mean of float32 of shape (2,)", "mean of float32 of shape (3,)"),
+            ("type", "mean of float32 of shape (2,)", "mean of float64 of shape (2,)"),
+            ("op", "max of float32 of shape (2,)", "sum of float32 of shape (2,)"),
+            ("rows", "rows of float32 of shape (2,)", "rows of float32 of shape (3,)"),
+            ("root", "float32 of shape (2,) from rank 0", "float32 of shape (2,) from rank 1"),
+        ):
+            kind, message, seconds = found[what]
+            assert kind == "RankMismatchError" and seconds < SOON
+            lines = [line.strip() for line in message.splitlines()]
+            assert any(line.startswith(first) and line.endswith(f", {one}") for line in lines), message
+            assert any(line.startswith(last) and line.endswith(f", {other}") for line in lines), message
+        assert found["right"] == job.size * (job.size - 1) / 2
+
+
 @pytest.mark.parametrize(("what", "variable"), [("weight", "kernel"), ("rate", "learning_rate")])
 def test_watchdog(job, what, variable):
     """Changed after step 3 of 8, seen after step 4."""
