@@ -517,8 +517,8 @@ class TrainingData:
         """
         iterator = self._iterator
         for _ in range(epochs):
-            for *_, data in iterator._enumerate_iterator():
-                if self.is_one_stream and _advance(data, iterator.steps_per_execution):
+            for begin, end, data in iterator._enumerate_iterator():
+                if self.is_one_stream and _advance(data, end + 1 - begin):
                     continue
                 if self.is_one_stream or iterator._num_batches is None:
                     # As Keras does where the data ends before the epoch: it is asked for anew.
@@ -532,11 +532,11 @@ class TrainingData:
 
         def rest_of_epoch() -> Iterator[Any]:
             del iterator._enumerate_iterator
-            for turn in own():  # its first batch, in later versions of Keras its last one, and the data
-                if turn[0] >= batches:
-                    yield turn
+            for begin, end, data in own():
+                if begin >= batches:
+                    yield begin, end, data
                 else:
-                    _advance(turn[-1], iterator.steps_per_execution)
+                    _advance(data, end + 1 - begin)
 
         iterator._enumerate_iterator = rest_of_epoch
 
