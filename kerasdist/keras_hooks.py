@@ -41,7 +41,7 @@ from kerasdist.functions import function_fact
 
 __all__ = ["DataAdapter", "can_convert_arrays", "train_validation_split", "unpack_data"]
 
-TESTED = {"Python": ((3, 11), (3, 13)), "TensorFlow": ((2, 20), (2, 21)), "Keras": ((3, 10), (3, 15))}
+TESTED = {"Python": ((3, 11), (3, 13)), "TensorFlow": ((2, 20), (2, 21)), "Keras": ((3, 11), (3, 15))}
 CLIP = "_clip_gradients"  # called between the accumulation and the update (base_optimizer.py)
 METRICS = "_get_metrics_result_or_logs"  # called once at the end of an epoch and of an evaluation (trainer.py)
 _OWNER = "_kerasdist_owner"

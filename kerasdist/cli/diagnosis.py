@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kerasdist.cli.evidence import Evidence
 from kerasdist.engine_build.preflight import NEWEST_PYTHON, OLDEST_PYTHON
 
-OLDEST_KERAS = (3, 10)
+OLDEST_KERAS = (3, 11)
 _LITTLE_MEMORY_MB = 2000
 
 
@@ -75,9 +75,9 @@ def _keras(evidence: Evidence) -> Iterator[Finding]:
     answer = evidence.answers.get("keras", {})
     if "error" in answer:
         state: Literal["missing", "wrong"] = "missing" if "No module named 'keras'" in answer["error"] else "wrong"
-        yield Finding("Keras", state, answer["error"], "pip install 'keras>=3.10'", blocks=True)
+        yield Finding("Keras", state, answer["error"], "pip install 'keras>=3.11'", blocks=True)
     elif _numbers(answer["version"]) < OLDEST_KERAS:
-        yield Finding("Keras", "wrong", answer["version"], "pip install 'keras>=3.10'", blocks=True)
+        yield Finding("Keras", "wrong", answer["version"], "pip install 'keras>=3.11'", blocks=True)
     elif answer["backend"] != "tensorflow":
         value = f"{answer['version']} on the {answer['backend']} backend"
         yield Finding("Keras", "wrong", value, "set KERAS_BACKEND=tensorflow", blocks=True)

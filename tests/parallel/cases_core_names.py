@@ -6,5 +6,5 @@ OPTIMIZERS = [
     "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion", "Lamb",
     "LossScaleOptimizer",
 ]  # fmt: skip
-if not version("keras").startswith("3.10."):
-    OPTIMIZERS.append("Muon")  # that of Keras 3.10 fails on TensorFlow, without kerasdist too
+if not version("keras").startswith(("3.11.", "3.12.")):
+    OPTIMIZERS.append("Muon")  # that of Keras 3.11 and 3.12 fails on TensorFlow, without kerasdist too

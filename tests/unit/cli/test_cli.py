@@ -18,7 +18,7 @@ GOOD = Evidence(
     packages=(("tensorflow-cpu", "2.21.0"),),
     answers={
         "tensorflow": {"version": "2.21.0", "cuda": False, "gpus": []},
-        "keras": {"version": "3.10.0", "backend": "tensorflow"},
+        "keras": {"version": "3.11.0", "backend": "tensorflow"},
         "horovod": {"version": "0.28.1", "gloo": True, "mpi": False, "nccl": "", "cuda": False},
     },
     engine=InstalledEngine("0.28.1", "2.21.0", None),
@@ -93,7 +93,7 @@ def test_a_good_machine_can_train():
             "pip install",
             {"answers": _answers(keras={"error": "ModuleNotFoundError: No module named 'keras'"})},
         ),
-        ("Keras", "wrong", "3.10", {"answers": _answers(keras={"version": "3.9.2", "backend": "tensorflow"})}),
+        ("Keras", "wrong", "3.11", {"answers": _answers(keras={"version": "3.10.0", "backend": "tensorflow"})}),
         ("Keras", "wrong", "KERAS_BACKEND", {"answers": _answers(keras={"version": "3.15.1", "backend": "torch"})}),
         ("Horovod", "missing", "build-engine", {"engine": None}),
         ("Horovod", "wrong", "build-engine", {"engine": InstalledEngine("0.28.1", "", None)}),
