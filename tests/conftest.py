@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+
+import pytest
+
 from tests.parallel import background
 from tests.parallel.launch import LAUNCHER, cases_run, mpi_missing, three_workers
 
@@ -26,6 +30,11 @@ GROUPS = (
     ("cases_equality", 3, LAUNCHER),
     ("cases_equality", 4, LAUNCHER),
 )
+
+
+def pytest_configure():
+    # Like Ctrl-C: no group of workers outlives a run that `timeout` ends.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=143))
 
 
 def pytest_collection_modifyitems(items):

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasdist.cores import available_cores
 from kerasdist.engine_build.installed import InstalledEngine, installed_engine
-from kerasdist.engine_build.machine import Tool, available_memory_mb, find_mpi, tensorflow_packages
+from kerasdist.engine_build.machine import Tool, find_mpi, tensorflow_packages
 from kerasdist.engine_build.probe import probe
 from kerasdist.launch.environment import read_environment
+from kerasdist.limits import available_cores, available_memory_mb
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import warnings
 
 import tensorflow as tf
 
-from kerasdist.cores import available_cores
 from kerasdist.errors import EngineError
+from kerasdist.limits import available_cores
 
 TOO_LATE = (
     "TensorFlow was already running when kerasdist started, so {what} could not be set. Call `kerasdist.init()` (or "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from kerasdist.cores import available_cores
+from kerasdist.limits import available_cores, available_memory_mb
 
 # Every distribution that installs the module `tensorflow`.
 TENSORFLOW_PACKAGES = (
@@ -122,16 +122,6 @@ def find_mpi() -> Tool | None:
     text = next((said for said in (_output("mpirun", "--version"), _output("mpiexec", "--version")) if said), "")
     name = next((name for mark, name in (("Open MPI", "openmpi"), ("HYDRA", "mpich")) if mark in text), "mpi")
     return Tool(name, _version(text), Path(mpicc))
-
-
-def available_memory_mb() -> int:
-    """Returns the memory that is free for new processes, in MB; 0 if the system does not say."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    return int(found[1]) // 1024 if found else 0
 
 
 def _tensorflow_module() -> tuple[Path | None, str | None]:

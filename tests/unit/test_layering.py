@@ -24,7 +24,7 @@ LAYERS = (
     ("engine",),
     ("engine_build",),
     ("keras_hooks", "launch"),
-    ("buckets", "config", "cores", "errors", "functions", "step"),
+    ("buckets", "config", "errors", "functions", "limits", "step"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
