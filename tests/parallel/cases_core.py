@@ -17,6 +17,7 @@ import tensorflow as tf
 import kerasdist
 from tests.parallel.cases_core_names import OPTIMIZERS
 
+OPTIMIZED_UP_TO = 2
 RANK, SIZE = kerasdist.init().rank, kerasdist.init().size
 ONE = np.ones((1, 1), "float32")
 TARGET = np.array([[1.0 + 2 * RANK]], "float32")  # 1, 3, 5, ...: their mean is SIZE

@@ -3,6 +3,8 @@
 import kerasdist
 from tests.parallel import training
 
+OPTIMIZED_UP_TO = 2
+
 
 def case_trainings():
     strategy = kerasdist.DataParallelStrategy()

@@ -3,6 +3,7 @@
 from tests.parallel import data_kinds, training
 
 DISTRIBUTED = False
+OPTIMIZED_UP_TO = 1
 
 
 def case_trainings():

@@ -1,7 +1,8 @@
 """One worker of a test group: runs every case of a module and writes each result to a file of its own.
 
 A case whose name begins with ``case_fails`` must raise on every rank. Any other that raises ends the group at once:
-the ranks would not be in step any more.
+the ranks would not be in step any more. On more workers than a module's ``OPTIMIZED_UP_TO``, 0 where it has none,
+graphs run as they are traced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.parallel.launch import Failure, leave_input_untuned
+from tests.parallel.launch import Failure, leave_graphs_as_traced, leave_input_untuned
 
 
 def main(module_name: str, folder: str) -> None:
@@ -28,7 +29,9 @@ def main(module_name: str, folder: str) -> None:
     gc.freeze()
     gc.disable()
     leave_input_untuned()
-    rank = kerasdist.init().rank if getattr(module, "DISTRIBUTED", True) else 0
+    rank, size = (kerasdist.init().rank, kerasdist.size()) if getattr(module, "DISTRIBUTED", True) else (0, 1)
+    if size > getattr(module, "OPTIMIZED_UP_TO", 0):
+        leave_graphs_as_traced()
     cases = [(name, case) for name, case in vars(module).items() if name.startswith("case_")]
     for number, (name, case) in enumerate(cases):
         if number % 10 == 9:
