@@ -39,8 +39,8 @@ class StepExchange:
         self.model = model
         self.group = group
         self.epoch = self.steps = 0
-        self.evaluating = False
-        self._alike = 0
+        self._evaluating = False
+        self._alike = self._evaluated_before = 0
         self._watch: meeting.Watch | None = None
         self._quiet = contextlib.ExitStack()
         self._kept: dict[int, tuple[Any, tf.Variable]] = {}
@@ -48,6 +48,7 @@ class StepExchange:
             self._table = tf.Variable(tf.zeros([group.size, 3], tf.int64), trainable=False)
             self._begun = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._done = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._evaluated = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     # Inside of the train step ---------------------------------------------------------------------------------------
 
@@ -83,6 +84,11 @@ class StepExchange:
         with tf.control_dependencies(None if tf.executing_eagerly() else [step.gate, *here]):
             self._done.assign_add(1)
 
+    def note_evaluated(self) -> None:
+        """A batch was evaluated."""
+        if self.group.size > 1:
+            self._evaluated.assign_add(1)
+
     def _keep_state(self) -> None:
         """Copies what a step changes before its gate: small, for a step that is not applied."""
         for variable, kept in self._kept.values():
@@ -105,7 +111,7 @@ class StepExchange:
         if meeting.terminating():
             self._stop()
         if self._watch is None or self._watch.closed:
-            self._watch = meeting.Watch(self.group, self._progress, self.where, lambda: self.evaluating)
+            self._watch = meeting.Watch(self.group, self._progress, self._evaluated.numpy, self.where)
         self._watch.enter()
         try:
             logs = function(iterator)
@@ -119,10 +125,24 @@ class StepExchange:
             self._look_for_same_data()
         return logs
 
+    @property
+    def evaluating(self) -> bool:
+        """Whether Keras evaluates just now."""
+        return self._evaluating
+
+    @evaluating.setter
+    def evaluating(self, value: bool) -> None:
+        if value and not self._evaluating:
+            self._evaluated_before = int(self._evaluated.numpy())
+        self._evaluating = value
+
     def where(self) -> str:
         """Where this rank stands, for messages."""
         begun, done = self._progress()
         place = f"training step {self.steps} of epoch {self.epoch}"
+        if self.evaluating:
+            batch = int(self._evaluated.numpy()) - self._evaluated_before
+            return f"batch {batch} of an evaluation before {place}"
         if begun == done:
             return place
         paths = [variable.path for variable in self.model.trainable_variables]

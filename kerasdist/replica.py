@@ -131,6 +131,7 @@ class Replica:
             logs = keras_hooks.plain(self.model, "test_step")(batch.data)
         self._note_stream(batch)
         self._last_rows.assign(tf.cast(batch.rows, tf.float64))
+        self.exchange.note_evaluated()
         return logs
 
     def predict_step(self, data: Any) -> Any:

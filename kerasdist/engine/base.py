@@ -23,12 +23,14 @@ class Group(abc.ABC):
         size: The number of ranks.
         timeout_s: Seconds that a collective may wait for missing ranks.
         crosses_hosts: Whether the ranks of the job are on several hosts, with a network between them.
+        waiting: Whether this rank waits for others just now, outside of a graph.
     """
 
     rank: int
     size: int
     timeout_s: float = 300.0
     crosses_hosts: bool = False
+    waiting: bool = False
 
     def sent_bytes(self) -> int:
         """The bytes that this rank has sent to others within training steps, since the engine started.

@@ -105,6 +105,7 @@ class HorovodGroup(Group):
         timer = threading.Timer(self.timeout_s, meeting.end_stalled, [self, where])
         timer.daemon = True
         timer.start()
+        before, self.waiting = self.waiting, True
         try:
             yield
         except tf.errors.OpError as error:
@@ -112,6 +113,7 @@ class HorovodGroup(Group):
                 raise
             raise meeting.cut_off(self, where) from None
         finally:
+            self.waiting = before
             timer.cancel()
 
     def was_cut_off(self, error: Exception) -> bool:

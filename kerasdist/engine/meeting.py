@@ -256,14 +256,14 @@ class Watch:
     Args:
         group: The ranks.
         progress: Returns numbers that change as long as the work goes on.
+        beside: The same of other work, which is all right too.
         where: Describes where it stands.
-        may_stay_out: Whether it is all right just now not to be at work.
     """
 
     def __init__(
-        self, group: Group, progress: Callable[[], Any], where: Callable[[], str], may_stay_out: Callable[[], bool]
+        self, group: Group, progress: Callable[[], Any], beside: Callable[[], Any], where: Callable[[], str]
     ) -> None:
-        self._group, self._progress, self._where, self._may_stay_out = group, progress, where, may_stay_out
+        self._group, self._progress, self._beside, self._where = group, progress, beside, where
         self._at_work = False
         self._turns = 0
         self._thread = threading.current_thread().ident
@@ -294,8 +294,8 @@ class Watch:
         timeout_s = self._group.timeout_s
         while not self._ended.wait(min(1.0, timeout_s / 10)):
             at_work = self._at_work
-            now = at_work, self._turns, self._progress() if at_work else None
-            if now != last or (not at_work and self._may_stay_out()):
+            now = at_work, self._turns, self._progress() if at_work else self._beside()
+            if now != last or self._group.waiting:
                 last, since, said = now, time.monotonic(), False
             waited = time.monotonic() - since
             if at_work and waited > timeout_s:

@@ -28,7 +28,11 @@ class At(keras.callbacks.Callback):
         self.action = action
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
+        if batch == 3 and sys.argv[1] != "sleep in validation":
+            self.action()
+
+    def on_test_batch_end(self, batch, logs=None):
+        if batch == 2:
             self.action()
 
 
@@ -64,6 +68,7 @@ def main(kind: str) -> None:
     last = strategy.rank == strategy.size - 1
     actions = {
         "sleep": lambda: time.sleep(100),
+        "sleep in validation": lambda: time.sleep(100),
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "wrong shape": lambda: None,
         "sleep in a step": lambda: None,
@@ -82,7 +87,7 @@ def main(kind: str) -> None:
         if kind == "wrong shape" and last:
             x = np.ones((64, 3), "float32")
         callbacks = [At(actions[kind])] if last else []
-        model.fit(x, y, batch_size=2, epochs=2, callbacks=callbacks, verbose=0)
+        model.fit(x, y, batch_size=2, epochs=2, validation_data=(x, y), callbacks=callbacks, verbose=0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ KINDS = {
         "rank 1: for 4 s outside of any step, before training step 4 of epoch 0",
         "time.sleep(100)",
     ],
+    "sleep in validation": [
+        WAITED + "the collective 'val_loss.sum'",
+        "rank 1: for 4 s outside of any step, before batch 3 of an evaluation before training step 32 of epoch 0",
+        "time.sleep(100)",
+    ],
     "sleep in a step": [
         WAITED
         + "training step 3 of epoch 0, waiting for the mean gradients of sequential/dense/kernel, sequential/dense",
@@ -38,5 +43,6 @@ def test_the_job_ends(kind):
     assert time.monotonic() - start < 100
     for words in KINDS[kind]:
         assert words in output, output[-3000:]
+    assert "rank 0: for " not in output, "who waits for others is not who they wait for"
     left = subprocess.run(["pgrep", "-f", "tests.parallel.stalls"], capture_output=True, text=True).stdout.split()
     assert not left, "a worker is left behind"

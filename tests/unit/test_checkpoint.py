@@ -136,7 +136,15 @@ def test_plain_keras_continues(tmp_path, seed):
     assert len(set(orders)) == 3
 
 
-def test_sigterm_in_one_process(tmp_path):
+@pytest.fixture
+def no_handler():
+    """SIGTERM as in a script that has no handler for it, while pytest has one."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_in_one_process(tmp_path, no_handler):
     _, expected = trained()
     assert trained(kerasdist.Checkpoint(tmp_path), stops=(1, 2)) == 143
     assert "checkpoint-e000001-b000000003.npz" in {path.name for path in tmp_path.iterdir()}
