@@ -3,12 +3,13 @@
     horovodrun -np 2 --gloo python benchmarks/step_time.py
     mpirun -np 2 python benchmarks/step_time.py
 
-Five ways to train the same Keras model with the same metrics through the same ``fit``:
+Six ways to train the same Keras model with the same metrics through the same ``fit``:
 
 - alone: no communication;
 - per gradient: an own ``train_step`` with one ``hvd.allreduce`` for each gradient;
 - grouped: the same with one ``hvd.grouped_allreduce`` for every 25 MB;
-- scope, callback: kerasdist through its two doors, with weights, handshake and metrics.
+- scope, callback: kerasdist through its two doors, which share out the data, with weights, handshake and metrics;
+- callback, own data: each worker has its own, so the number of all samples is not known before the step.
 
 Each block trains every way for some steps, in a new random order; a way's steps are timed one by one. The ratio to the
 better hand-written way is taken block by block, so that what disturbs the machine for a while disturbs both. Its
@@ -121,16 +122,20 @@ def make_ways(make, compression: str | None) -> dict:
     strategy = kerasdist.DataParallelStrategy(compression=compression)
     ways = {}
 
-    def add(name, model, callbacks=()):
+    def all_workers(data):
+        # Of what is shared out each worker takes one batch in as many as there are workers.
+        return data.repeat(kerasdist.size())
+
+    def add(name, model, callbacks=(), prepare=lambda data: data):
         model.compile(
             keras.optimizers.SGD(0.001, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
 
-        def train(data, skip, share=1):
+        def train(data, skip):
             clock = Clock()
-            model.fit(data.repeat(share), epochs=1, verbose=0, callbacks=[*callbacks, clock])
+            model.fit(prepare(data), epochs=1, verbose=0, callbacks=[*callbacks, clock])
             return clock.steps(skip)
 
         ways[name] = train
@@ -142,9 +147,10 @@ def make_ways(make, compression: str | None) -> dict:
     with strategy.scope():
         model = make()[0]
     suffix = "" if compression is None else f" {compression}"
-    add("scope" + suffix, model)
+    add("scope" + suffix, model, prepare=all_workers)
     if compression is None:
-        add("callback", make()[0], [kerasdist.DistributedOptimizer()])
+        add("callback", make()[0], [kerasdist.DistributedOptimizer()], lambda data: kerasdist.shard(all_workers(data)))
+        add("callback, own data", make()[0], [kerasdist.DistributedOptimizer()])
     return ways
 
 
@@ -168,8 +174,7 @@ def measure(name: str, blocks: int, steps: int, compressions: list[str]) -> dict
     for block in range(blocks + 1):
         for way in order.permutation(list(ways)):
             kerasdist.barrier()
-            # The scope shares the stream out: it takes as many batches as there are workers for each step.
-            taken = ways[way](data, skip, kerasdist.size() if way.startswith("scope") else 1)
+            taken = ways[way](data, skip)
             if block:  # the first block traces
                 times[way].append(taken)
         if kerasdist.rank() == 0:

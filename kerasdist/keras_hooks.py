@@ -490,6 +490,12 @@ class TrainingData:
         return isinstance(self._keras_adapter, GeneratorDataAdapter)
 
     @property
+    def changes_at_an_epochs_end(self) -> bool:
+        """Whether the user's ``PyDataset`` does something there."""
+        dataset = getattr(self._keras_adapter, "py_dataset", None)
+        return dataset is not None and type(dataset).on_epoch_end is not keras.utils.PyDataset.on_epoch_end
+
+    @property
     def is_shuffled_by_keras(self) -> bool:
         """Whether Keras shuffles arrays."""
         return isinstance(self._keras_adapter, ArrayDataAdapter) and bool(self._keras_adapter._shuffle)

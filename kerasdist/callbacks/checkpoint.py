@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +56,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: ``every`` or ``keep`` is below 1; at the start of ``fit``, on all ranks: the checkpoint is of
-            another model, optimizer, compression, algorithm, data or seed.
+        OSError: At the start of ``fit``, on all ranks: rank 0 cannot write to the folder; or later, on rank 0.
+        ValueError: ``folder`` is empty; ``every`` or ``keep`` is below 1; at the start of ``fit``, on all ranks: the
+            checkpoint is of another model, optimizer, compression, algorithm, length of an epoch or seed.
         RankMismatchError: At the start of ``fit``, the ranks give different arguments.
 
     Example:
@@ -72,6 +73,8 @@ class Checkpoint(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(folder, (str, Path)):
             raise TypeError(f"`folder` must be a path. Received: folder={folder!r} of type {type(folder).__name__}")
+        if not str(folder).strip():
+            raise ValueError(f"`folder` must be a path; '.' is the working folder. Received: folder={folder!r}")
         self.folder = Path(folder)
         if every is not None:
             positive_integer("every", every)
@@ -83,6 +86,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._found: place.Found | None = None
         self._resized = False
         self._random: state.State = {}
+        self._replayed: tuple[state.State, state.State] = {}, {}
         self._data: Any = None
         self._facts: dict[str, Any] = {}
         self._header: dict[str, Any] = {}
@@ -183,8 +187,10 @@ class Checkpoint(keras.callbacks.Callback):
             return
         here = self._place
         keras_hooks.set_initial_epoch(self.model, here.epoch)
+        began = state.take_random()
         if here.epoch < self._epochs:
             self._data.pass_over(here.epoch - self._first)
+        self._replayed = began, state.take_random()
         if here.batch:
             self._data.begin_behind(here.batch)
         else:
@@ -236,7 +242,8 @@ class Checkpoint(keras.callbacks.Callback):
             except OSError as error:
                 raise OSError(
                     f"rank 0: no checkpoint could be written to {self.folder}: {error}. Those that were there before "
-                    "are whole. Make room, and start the job again: it continues from the last."
+                    "are whole. Make room, or whatever else the error asks for, and start the job again: it continues "
+                    "from the last."
                 ) from error
             progress.tell(here, self._steps())
         self._written = here
@@ -255,13 +262,16 @@ class Checkpoint(keras.callbacks.Callback):
             arrays = resize.resized(arrays, own_names, before, group.size, sums, left_out)
         own = gathering.from_root(arrays, group)
         random = {name: own[name] for name in [*own] if name.startswith("random/")}
+        doubt = place.replay_doubt(self._data, *self._replayed, random)
+        if doubt and group.rank == 0:
+            warnings.warn(doubt, stacklevel=2)
         state.put_random(own)
         self._random = state.take_random() | random
         state.put(self.model, own, within_epoch=bool(found.header["place"][1]), resized=self._resized)
         if self._resized:
             self._follow_rates(found)
         if group.rank == 0:
-            logging.getLogger("kerasdist").info("Continues from %s.", found)
+            print(f"{found}: the training continues there.", file=sys.stderr, flush=True)
             progress.tell(self._place, self._steps(), restored=True)
         if self._place.epoch >= self._epochs and group.rank == 0:
             warnings.warn(

@@ -131,8 +131,14 @@ def drop_between(folder: Path, written: tuple[int, int], last: tuple[int, int]) 
             path.unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
-    """Deletes what a process that was killed while it wrote has left."""
+def prepare(folder: Path) -> None:
+    """Makes the folder, where one can write, and deletes what a process that was killed while it wrote has left.
+
+    Raises:
+        OSError: It cannot be made, or nothing can be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f".checkpoint-trial.{os.getpid()}.tmp").touch()
     for path in folder.glob(".checkpoint-*.tmp"):
         path.unlink(missing_ok=True)
 

@@ -8,7 +8,10 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kerasdist.checkpoint import files
+from kerasdist.checkpoint.state import State
 from kerasdist.engine import Group
 from kerasdist.engine.meeting import gather_json, known_to_all
 from kerasdist.errors import RankMismatchError
@@ -71,19 +74,19 @@ def find(folder: Path, group: Group) -> Found | None:
     """The last whole checkpoint of rank 0's folder, of which all ranks learn. Collective.
 
     Raises:
-        OSError: On all ranks: the folder cannot be read.
+        OSError: On all ranks: rank 0 cannot make the folder, read it or write there.
     """
     saved, failure = None, None
     if group.rank == 0:
         try:
-            files.sweep(folder)
+            files.prepare(folder)
             saved = files.newest(folder, lambda text: warnings.warn(text, stacklevel=4))
         except OSError as error:
             failure = f"{type(error).__name__}: {error}"
     said = [failure, str(saved.path) if saved else None, saved.header if saved else None]
     failure, path, header = gather_json(said if group.rank == 0 else None, group, "checkpoint.find")[0]
     if failure is not None:
-        raise known_to_all(OSError(f"rank {group.rank}: rank 0 cannot read the folder {folder}: {failure}"))
+        raise known_to_all(OSError(f"rank {group.rank}: rank 0 cannot keep checkpoints in {folder}: {failure}"))
     return None if path is None else Found(path, header, saved.arrays if saved else None)
 
 
@@ -155,6 +158,28 @@ def check_facts(found: Found, facts: dict[str, Any], group: Group) -> None:
         for key in (different or next(one for one in told if one))[:3]
     )
     raise known_to_all(ValueError(f"rank {group.rank}: {found} is of another training:{shown}\n{MEND}"))
+
+
+def replay_doubt(data: Any, began: State, replayed: State, stored: State) -> str | None:
+    """Why earlier epochs may not have left the training data as they did; None if they did as far as can be seen.
+
+    Args:
+        data: The training data, whose earlier epochs were begun and left.
+        began: The state of the generators before that.
+        replayed: Their state behind it.
+        stored: Their state where the checkpoint stands.
+    """
+    if not data.changes_at_an_epochs_end:
+        return None
+    drawn = [name for name in replayed if not np.array_equal(began[name], replayed[name])]
+    if all(np.array_equal(replayed[name], stored.get(name, replayed[name])) for name in drawn):
+        return None
+    return (
+        "Checkpoint: `on_epoch_end` of the training data draws random numbers, and something else drew from the same "
+        "generator, such as its `__getitem__`. What that drew in earlier epochs is not drawn again, so the data may "
+        "come in another order than in an uninterrupted training. Draw in `on_epoch_end` from a generator of its own: "
+        "self.rng = np.random.default_rng(seed)."
+    )
 
 
 def doubt(data: Any, seeds: dict[str, Any]) -> str | None:

@@ -89,6 +89,8 @@ def command(
             file.write(batch_script(request))
     except FileExistsError as error:
         raise click.ClickException(f"{target} is there already. Give --force to overwrite it.") from error
+    except OSError as error:
+        raise click.ClickException(f"{target} cannot be written: {error.strerror}.") from error
     workers = request.nodes * request.tasks
     click.echo(f"{target}: {workers} worker{'s' * (workers > 1)} run {shlex.join(request.command)}")
     click.echo(advice(os.fspath(target), request))

@@ -76,6 +76,16 @@ _LAUNCHERS = (
     ),
     _Launcher("slurm", ("SLURM_STEP_NUM_TASKS",), "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
     _Launcher("pmi", ("PMI_SIZE",), "PMI_RANK", "PMI_SIZE"),
+    # What platforms set that start workers as torchrun does, such as Kubernetes operators; it may be left over from
+    # another job, so it comes last.
+    _Launcher(
+        "torchrun",
+        ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+    ),
 )
 
 

@@ -110,7 +110,8 @@ def _slurm(environ: Mapping[str, str]) -> MeetingPlace:
 def _torchrun(environment: LaunchEnvironment, environ: Mapping[str, str]) -> MeetingPlace:
     host, port = _needed("torchrun", environ, "MASTER_ADDR"), _needed("torchrun", environ, "MASTER_PORT")
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    job = f"torchrun {environ['TORCHELASTIC_RUN_ID']} at {host}:{port}, restart {restarts}"
+    run = environ.get("TORCHELASTIC_RUN_ID", "without an id")
+    job = f"torchrun {run} at {host}:{port}, restart {restarts}"
     node = f"{socket.gethostname()}.{environ.get('GROUP_RANK', '0')}"
     # MASTER_PORT itself is taken by torchrun's own store.
     return MeetingPlace(

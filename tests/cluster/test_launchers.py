@@ -65,7 +65,7 @@ def torchrun_environment(folder, fault, request):
 def torchrun_environment_two_hosts(folder, fault, request):
     request.getfixturevalue("two_hosts")
     places = [hosts.inside(host) for host in hosts.HOSTS]
-    by_rank = {"GROUP_RANK": ["0", "1"], "LOCAL_RANK": ["0", "0"]}
+    by_rank = {"GROUP_RANK": ["0", "1"]}
     return _torchrun(folder, fault, places, by_rank, "1", next(iter(hosts.HOSTS.values())))
 
 
@@ -97,11 +97,13 @@ LAUNCHERS = (
 
 
 def _torchrun(folder, fault, places, by_rank, local_size, address):
-    """Two processes with the variables that torchrun sets; no agent ends them, so each must end by itself."""
-    common = {
-        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": address,
-        "MASTER_PORT": "29500", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": local_size,
-    }  # fmt: skip
+    """Two processes with the variables that torchrun sets; no agent ends them, so each must end by itself.
+
+    On two hosts with those alone that other platforms set too.
+    """
+    common = {"MASTER_ADDR": address, "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    if local_size == "2":
+        common |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "LOCAL_WORLD_SIZE": "2"}
     first, last = (
         ["env", f"RANK={rank}", *(f"{name}={values[rank]}" for name, values in by_rank.items()), *place]
         for rank, place in enumerate(places)

@@ -156,7 +156,7 @@ def disturbed(folder: Path, chance: random.Random, lasts_s: float) -> dict[str, 
     moment = chance.uniform(0, lasts_s)
     found: dict[str, object] = {"signal": name, "rank": rank, "moment": moment, "hung": 0, "orphans": 0, "torn": 0}
     for start in range(1, STARTS + 1):
-        job = Job(folder, max(END_S, 3 * lasts_s))
+        job = Job(folder, END_S + 3 * lasts_s)
         if start == 1 and job.wait_for_training():
             time.sleep(moment)
             with contextlib.suppress(ProcessLookupError):

@@ -86,6 +86,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     ("arguments", "error", "message"),
     [
         ({"folder": 3}, TypeError, "`folder` must be a path. Received: folder=3"),
+        ({"folder": ""}, ValueError, "Received: folder=''"),
         ({"folder": "x", "every": 0}, ValueError, "Received: every=0"),
         ({"folder": "x", "keep": 0}, ValueError, "Received: keep=0"),
     ],
@@ -134,6 +135,62 @@ def test_plain_keras_continues(tmp_path, seed):
         assert history.history[key] == pytest.approx(values[1:], abs=1e-6)
     orders = straight.history["loss"]
     assert len(set(orders)) == 3
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches of 4 rows; what it draws it takes from NumPy's global generator, or in ``on_epoch_end`` from its own."""
+
+    def __init__(self, noise, own):
+        super().__init__()
+        self.noise, self.order = noise, np.arange(len(X))
+        self.generator = np.random.default_rng(3) if own else np.random
+
+    def __len__(self):
+        return len(X) // 4
+
+    def __getitem__(self, index):
+        rows = X[self.order[4 * index : 4 * index + 4]]
+        return rows + (np.random.normal(0, 0.1, rows.shape) if self.noise else 0), rows[:, :1]
+
+
+class ShuffledRows(Rows):
+    def on_epoch_end(self):
+        self.generator.shuffle(self.order)
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "noise", "own", "exact"),
+    [(Rows, True, False, True), (ShuffledRows, False, False, True), (ShuffledRows, True, True, True),
+     (ShuffledRows, True, False, False)],
+)  # fmt: skip
+def test_what_a_dataset_draws(tmp_path, kind, noise, own, exact, shuffle, batch):
+    def weights(folder):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        checkpoint = kerasdist.Checkpoint(folder, every=2, keep=100)
+        model.fit(kind(noise, own), epochs=4, shuffle=shuffle, verbose=0, callbacks=[checkpoint])
+        return model.get_weights()[0]
+
+    expected = weights(tmp_path)
+    for path in sorted(tmp_path.iterdir()):
+        if path.name > f"checkpoint-e000002-b{batch:09d}.npz":
+            path.unlink()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = weights(tmp_path)
+    assert (not any("on_epoch_end" in str(one.message) for one in caught)) == exact
+    assert np.allclose(found, expected, rtol=0, atol=1e-6) == exact
+
+
+@pytest.mark.parametrize("kind", ["a file", "no parent"])
+def test_a_folder_where_nothing_can_be_written(tmp_path, kind):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" if kind == "a file" else "/proc/nope"
+    with pytest.raises(OSError, match="rank 0 cannot keep checkpoints in .*(FileExistsError|FileNotFoundError)"):
+        trained(kerasdist.Checkpoint(folder))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ OPENMPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+LIKE_TORCHRUN = {"MASTER_ADDR": "host1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "2"}
 SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 PMI = {"PMI_RANK": "0", "PMI_SIZE": "2"}
 
@@ -22,12 +23,14 @@ PMI = {"PMI_RANK": "0", "PMI_SIZE": "2"}
         (HOROVODRUN, LaunchEnvironment("horovodrun", 1, 4, 1, 2)),
         (OPENMPI, LaunchEnvironment("openmpi", 2, 3, 0, 1)),
         (TORCHRUN, LaunchEnvironment("torchrun", 3, 8, 3, 4)),
+        (LIKE_TORCHRUN, LaunchEnvironment("torchrun", 1, 2)),
+        ({**LIKE_TORCHRUN, **SLURM}, LaunchEnvironment("slurm", 2, 4, 0, 2)),
         (SLURM, LaunchEnvironment("slurm", 2, 4, 0, 2)),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, LaunchEnvironment("slurm", 2, 4, 0, None)),
         (PMI, LaunchEnvironment("pmi", 0, 2)),
         ({}, LaunchEnvironment(None, None, 1)),
     ],
-    ids=["horovodrun", "openmpi", "torchrun", "slurm", "slurm-uneven", "pmi", "none"],
+    ids=["horovodrun", "openmpi", "torchrun", "like torchrun", "left over", "slurm", "slurm-uneven", "pmi", "none"],
 )
 def test_each_launcher(environ, expected):
     assert read_environment(environ) == expected

@@ -112,5 +112,7 @@ def test_the_command(tmp_path, monkeypatch):
     done = CliRunner().invoke(main, ask)
     assert done.exit_code == 1 and "is there already" in done.output
     assert CliRunner().invoke(main, ["slurm", "--force", *ask[1:]]).exit_code == 0
+    nowhere = CliRunner().invoke(main, ["slurm", "-o", str(tmp_path / "none" / "x"), *ask[1:]])
+    assert nowhere.exit_code == 1 and "x cannot be written: No such file or directory." in nowhere.output
     done = CliRunner().invoke(main, ["slurm", "--nodes", "0", "--force", *ask[3:]])
     assert done.exit_code == 1 and "nodes=0" in done.output
