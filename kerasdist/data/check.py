@@ -16,7 +16,6 @@ import tensorflow as tf
 from kerasdist.engine import Group
 from kerasdist.engine.meeting import apart, gather_json, known_to_all
 from kerasdist.errors import RankMismatchError
-from kerasdist.step import Batch
 
 KEPT = 16
 HINT = (
@@ -36,30 +35,27 @@ class FirstBatchCheck:
         with tf.init_scope(), tf.device("CPU:0"):  # where data is read
             self._digest = tf.Variable(1, trainable=False, dtype=tf.int64)
 
-    def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same dataset, whose first element is hashed as it passes."""
-        spec = dataset.element_spec
+    def look(self, index: Any, data: Any) -> Any:
+        """Hashes ``data``, inside of a dataset's function, if it is the first: an operation that is done when it is.
 
-        def pass_on(index: Any, data: Any) -> Any:
-            flat = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
-            hashed = tf.cond(
-                tf.equal(index, 0),
-                lambda: tf.ensure_shape(tf.py_function(self._hash, flat, tf.int64), []),
-                lambda: tf.constant(0, tf.int64),
-            )
-            with tf.control_dependencies([hashed]):
-                return tf.nest.map_structure(tf.identity, data, expand_composites=True)
+        Args:
+            index: The number of the batch in its epoch, from 0; int64 scalar.
+            data: The batch.
+        """
+        flat = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
+        if not all(isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant for leaf in flat):
+            return tf.no_op()
+        hashed = tf.cond(
+            tf.equal(index, 0),
+            lambda: tf.ensure_shape(tf.py_function(self._hash, flat, tf.int64), []),
+            lambda: tf.constant(0, tf.int64),
+        )
+        return hashed.op
 
-        return dataset.enumerate().map(pass_on) if _is_plain(spec) else dataset
-
-    def mark(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The batches of this rank, which come of the stream that was attached to, with the mark of that stream."""
-
-        def marked(*fields: Any) -> Batch:
-            batch = fields[0] if isinstance(fields[0], Batch) else Batch(*fields)
-            return batch._replace(mark=self._digest + 2 * tf.cast(batch.total, tf.int64))
-
-        return dataset.map(marked)
+    def mark(self, total: Any) -> Any:
+        """The mark of a global batch of so many samples, inside of a dataset's function that comes after the first
+        look."""
+        return self._digest + 2 * tf.cast(total, tf.int64)
 
     def _hash(self, *tensors: Any) -> int:
         if self._done:
@@ -113,9 +109,3 @@ def compare_evaluated(mark: int, group: Group, name: str) -> None:
     """
     if not bool(np.asarray(same_stream(tf.constant(gather_json(mark, group, name), tf.int64)))):
         raise different_streams(mark, group, "an evaluation")
-
-
-def _is_plain(spec: Any) -> bool:
-    """Whether all components are tensors that a Python function can be given."""
-    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec, type(None))
-    return all(isinstance(leaf, kinds) or "NoneTensorSpec" in type(leaf).__name__ for leaf in tf.nest.flatten(spec))

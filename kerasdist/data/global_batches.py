@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasdist.data.shared import SharedData, element, slice_global_batch
+from kerasdist.data.shared import SharedData, slice_global_batch
 from kerasdist.engine import Group
 from kerasdist.keras_hooks import DataAdapter
 
@@ -34,10 +34,12 @@ class GlobalBatches(SharedData):
         self._may_be_empty = smallest is None or smallest < group.size
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        spec, group = dataset.element_spec, self.group
-        may_be_empty = self._may_be_empty
+        group, may_be_empty = self.group, self._may_be_empty
 
-        def take(*args: Any) -> Any:
-            return slice_global_batch(element(args, spec), group, may_be_empty)
+        def take(index: Any, data: Any) -> Any:
+            with tf.control_dependencies([self._look(index, data)]):
+                batch = slice_global_batch(data, group, may_be_empty)
+                return batch._replace(mark=self._mark(batch.total))
 
-        return dataset.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        # One after the other: a mark is read behind the first look.
+        return dataset.enumerate().map(take)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasdist.data.shared import SharedData, element, leaves, rows_of
+from kerasdist.data.shared import SharedData, leaves, rows_of
 from kerasdist.step import Batch
 
 
@@ -25,42 +25,39 @@ class Groups(SharedData):
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         rank, size, spec = self.group.rank, self.group.size, dataset.element_spec
-        blank = blank_leaves(spec)
 
-        def advance(state: Any, arrived: Any) -> Any:
-            position, total, rows, own = state
-            batch, count = arrived
-            first = tf.equal(position, 0)
-            mine = tf.logical_and(tf.equal(position, rank), count > 0)
-            own = tf.cond(
-                mine,
-                lambda: batch,
-                lambda: tf.cond(first, lambda: tuple(leaf[:1] for leaf in batch), lambda: own),
-            )
-            rows = tf.where(mine, count, tf.where(first, tf.zeros_like(rows), rows))
-            total = count + tf.where(first, tf.zeros_like(total), total)
-            complete = tf.logical_and(tf.equal(position, size - 1), total > 0)
-            return ((position + 1) % size, total, rows, own), (complete, own, rows, total)
+        def advance(state: Any, data: Any) -> Any:
+            index, total, rows, own = state
+            count, nothing = rows_of(data), tf.constant(0, tf.int64)
+            with tf.control_dependencies([self._look(index, data)]):
+                first, mine = tf.equal(index % size, 0), tf.equal(index % size, rank)
+                # The group's first batch too: one row of it stands in where the group is short.
+                keep = tf.logical_and(tf.logical_or(first, mine), count > 0)
+                own = tf.cond(keep, lambda: tuple(leaves(data)), lambda: own)
+            rows = tf.where(mine, count, tf.where(first, nothing, rows))
+            total = count + tf.where(first, nothing, total)
+            complete = tf.logical_and(tf.equal((index + 1) % size, 0), total > 0)
+            return (index + 1, total, rows, own), (complete, own, rows, total)
 
-        start = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), blank)
-        stream = counted(dataset, extra=size - 1)
-        complete = stream.scan(start, advance).filter(lambda complete, *_: complete)
-        return complete.map(lambda _, own, rows, total: Batch(restore(own, spec), rows, total, tf.equal(rows, 0)))
+        def finish(_: Any, own: Any, rows: Any, total: Any) -> Batch:
+            own = tuple(leaf[: tf.maximum(rows, 1)] for leaf in own)
+            return Batch(restore(own, spec), rows, total, tf.equal(rows, 0), self._mark(total))
+
+        start = (*(tf.constant(0, tf.int64) for _ in range(3)), blank_leaves(spec))
+        steps = prolonged(dataset, extra=size - 1).scan(start, advance)
+        return steps.filter(lambda complete, *_: complete).map(finish)
 
 
-def counted(dataset: tf.data.Dataset, extra: int) -> tf.data.Dataset:
-    """(tensors, rows) of every batch, then ``extra`` times (-1: for ever) no rows, as others may have more."""
-    spec = dataset.element_spec
-
-    def count(*args: Any) -> Any:
-        data = element(args, spec)
-        return tuple(leaves(data)), rows_of(data)
-
-    blank = blank_leaves(spec)
-    end = tf.data.Dataset.from_tensors((blank, tf.constant(0, tf.int64))).repeat(extra)
+def prolonged(dataset: tf.data.Dataset, extra: int) -> tf.data.Dataset:
+    """The batches, then ``extra`` (-1: endlessly many) without rows, as others may have more."""
+    if not extra:
+        return dataset
+    spec, blank = dataset.element_spec, blank_leaves(dataset.element_spec)
     loose = tuple(tf.TensorSpec([None] * leaf.shape.rank, leaf.dtype) for leaf in blank)
-    relaxed = end.map(lambda own, rows: (tuple(_relax(t, s) for t, s in zip(own, loose, strict=True)), rows))
-    return dataset.map(count).concatenate(relaxed) if extra else dataset.map(count)
+    end = tf.data.Dataset.from_tensors(blank).repeat(extra)
+    return dataset.concatenate(
+        end.map(lambda *own: restore(tuple(_relax(t, s) for t, s in zip(own, loose, strict=True)), spec))
+    )
 
 
 def blank_leaves(spec: Any, rows: int = 0) -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist import keras_hooks
-from kerasdist.data.groups import blank_leaves, counted, restore
-from kerasdist.data.shared import SharedData, element, rows_of
+from kerasdist.data.groups import blank_leaves, prolonged, restore
+from kerasdist.data.shared import SharedData, element, leaves, rows_of
 from kerasdist.engine import Group
 from kerasdist.engine.meeting import gather_json
 from kerasdist.step import Batch
@@ -63,12 +63,12 @@ class OwnPart(SharedData):
 
             return dataset.map(whole)
 
-        def advance(spare: Any, arrived: Any) -> Any:
-            batch, rows = arrived
-            own = tf.cond(rows > 0, lambda: batch, lambda: spare)
+        def advance(spare: Any, data: Any) -> Any:
+            rows = rows_of(data)
+            own = tf.cond(rows > 0, lambda: tuple(leaves(data)), lambda: spare)
             return tuple(leaf[:1] for leaf in own), (own, rows)
 
         # Where a length is unknown the stream has no end; the step in which no rank has samples ends the epoch.
         missing = -1 if self._unknown else (self._steps or 0) - (self.inner.num_batches or 0)
-        stream = counted(dataset, extra=missing).scan(blank_leaves(spec, rows=1), advance)
+        stream = prolonged(dataset, extra=missing).scan(blank_leaves(spec, rows=1), advance)
         return stream.map(lambda own, rows: Batch(restore(own, spec), rows, None, tf.equal(rows, 0)))

@@ -51,13 +51,19 @@ class SharedData(keras_hooks.DataAdapter):
 
     @tf.autograph.experimental.do_not_convert  # takes a second or two, for nothing
     def _share(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        dataset = dataset.map(without_optionals(dataset.element_spec))
-        if self._check is None:
-            return self._take_part(dataset).prefetch(2)
-        return self._check.mark(self._take_part(self._check.attach(dataset))).prefetch(2)
+        return self._take_part(dataset.map(without_optionals(dataset.element_spec))).prefetch(2)
 
     def _take_part(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """This rank's ``Batch`` of each step. In few functions: each call of one is handed to another thread."""
         raise NotImplementedError
+
+    def _look(self, index: Any, data: Any) -> Any:
+        """What must be done before a batch of the stream is passed on, if it is compared."""
+        return tf.no_op() if self._check is None else self._check.look(index, data)
+
+    def _mark(self, total: Any) -> Any:
+        """The mark of a global batch, if the stream is compared."""
+        return None if self._check is None else self._check.mark(total)
 
     @property
     def num_batches(self) -> int | None:
