@@ -77,7 +77,7 @@ class Averager:
         Returns:
             ``rows / total``, times the number of workers unless addends are summed.
         """
-        share = tf.cast(rows, dtype) / tf.cast(total, dtype)
+        share = tf.math.divide_no_nan(tf.cast(rows, dtype), tf.cast(total, dtype))
         return share if self.takes_shares else share * self.group.size
 
     def average(self, tensors: Sequence[Any], suffix: str = "") -> list[Any]:

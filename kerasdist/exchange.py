@@ -60,13 +60,15 @@ class StepExchange:
         self._keep_state()
         mark = batch.mark
         if mark is None:
-            mark = tf.constant(0, tf.int64) if batch.total is not None else _mark(batch.data)
+            mark = tf.constant(1, tf.int64) if batch.total is not None else _mark(batch.data)
         # After the data, which may fail; the number of samples may be known before it.
         with tf.control_dependencies([leaf for leaf in leaves(batch.data) if isinstance(leaf, tf.Tensor)]):
             row = tf.stack([tf.constant(meeting.STEP, tf.int64), tf.cast(rows, tf.int64), mark])
         table = self.group.exchange(row)
         counted = tf.reduce_sum(table[:, 1])
-        all_here = tf.logical_and(tf.reduce_all(tf.equal(table[:, 0], meeting.STEP)), counted > 0)
+        all_here = tf.reduce_all(tf.equal(table[:, 0], meeting.STEP))
+        if batch.total is None:  # a step without samples is how the end of own data of unknown length is seen
+            all_here = tf.logical_and(all_here, counted > 0)
         with tf.control_dependencies([self._table.assign(table)]):
             begun = self._begun.assign_add(1)
         with tf.control_dependencies([begun]):
@@ -179,12 +181,13 @@ class StepExchange:
         table = self._table.numpy()
         points, rows, marks = table[:, 0].tolist(), table[:, 1], table[:, 2]
         same = bool(same_stream(tf.constant(marks)).numpy())
-        if all(point == meeting.STEP for point in points) and rows.sum() > 0 and same:
+        ended = rows.sum() == 0 and marks[0] % 2 == 0  # own data
+        if all(point == meeting.STEP for point in points) and same and not ended:
             meeting.known_to_all(error)  # the others wait for gradients, not for words
             return
         for variable, kept in self._kept.values():
             variable.assign(kept.value())
-        if rows.sum() == 0 and all(point == meeting.STEP for point in points):
+        if ended and all(point == meeting.STEP for point in points):
             raise StopIteration  # no rank has samples left
         if all(point == meeting.STEP for point in points):
             raise different_streams(int(marks[self.group.rank]), self.group, "a global batch") from None

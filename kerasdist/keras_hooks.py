@@ -716,6 +716,8 @@ def corrected_losses(factor: Callable[[str, Any, Any], Any]) -> Iterator[None]:
             weights = _losses.apply_mask(sample_weight, mask, dtype=loss.dtype, reduction=reduction)
         else:
             weights = mask if reduction in ("sum_over_batch_size", "mean") else None
+        if tuple(loss.shape) == (0,):  # as Keras leaves it, outside of graphs, where a batch has no samples
+            loss = tf.reduce_sum(loss)
         return loss * factor(reduction, weights, loss)
 
     _losses.reduce_weighted_values = reduced

@@ -65,13 +65,38 @@ def average_layer_state(model: Any, group: Group, samples: float) -> None:
         assign(total[:-1] / total[-1])
 
 
-def mean_logs(logs: Any, rows: Any, group: Group) -> Any:
-    """The mean over ranks of what an own step returned, weighted by its samples; scalars only."""
+def mean_logs(model: Any, logs: Any, own_results: Any, rows: float, group: Group) -> Any:
+    """What the last step of one's own returned, for all ranks: metrics' results anew, other scalars as their mean.
+
+    Args:
+        model: The Keras model, whose metrics have all ranks' state by now.
+        logs: This rank's; nests are made flat, as in Keras.
+        own_results: What the metrics gave on this rank alone. What equals them is a metric's.
+        rows: This rank's samples in that step, by which the mean is weighted.
+        group: The ranks.
+    """
+    logs, own_results, results = flat_logs(logs), flat_logs(own_results), flat_logs(model.get_metrics_result())
     keys = sorted(key for key, value in logs.items() if np.ndim(value) == 0)
-    weight = float(rows)
-    flat = np.array([weight, *(weight * float(logs[key]) if weight else 0.0 for key in keys)])
-    total = np.asarray(group.all_reduce(flat, "sum", f"logs.{len(keys)}"))
-    return {**logs, **dict(zip(keys, (total[1:] / total[0]).tolist(), strict=True))}
+    values = {key: float(logs[key]) for key in keys} if rows else {}
+    others = [
+        key not in results or key not in own_results or not np.isclose(value, float(own_results[key]), equal_nan=True)
+        for key, value in values.items()
+    ]
+    flat = np.array([rows, *(rows * values[key] if rows else 0.0 for key in keys), *(others or [False] * len(keys))])
+    total = np.asarray(group.all_reduce(flat.astype(np.float64), "sum", f"logs.{len(keys)}"))
+    means, differ = total[1 : len(keys) + 1] / (total[0] or 1.0), total[len(keys) + 1 :]
+    return {
+        **logs,
+        **{k: float(results[k]) if not d else float(m) for k, m, d in zip(keys, means, differ, strict=True)},
+    }
+
+
+def flat_logs(logs: Any) -> dict[str, Any]:
+    """Logs without nests."""
+    flat: dict[str, Any] = {}
+    for key, value in logs.items():
+        flat |= flat_logs(value) if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def _flatten(variables: list[Any]) -> tuple[np.ndarray, Callable[[np.ndarray], None]]:

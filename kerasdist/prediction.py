@@ -13,7 +13,7 @@ from kerasdist.engine import Group
 
 
 class PredictionRows:
-    """How many rows of each predicted step count; noted only while someone asks."""
+    """How many rows of each predicted step count, and how many there are; noted only while someone asks."""
 
     def __init__(self) -> None:
         self._rows: list[np.ndarray] | None = None
@@ -49,12 +49,11 @@ def whole(outputs: Any, counts: list[np.ndarray], group: Group, in_turn: bool) -
     Args:
         outputs: This rank's outputs, arrays whose rows are the steps' rows one after another; a step without samples
             left one row that is dropped here.
-        counts: The rows of each step.
+        counts: For each step the rows that count, and the rows that there are: more where a copy stands in for none.
         group: The ranks.
         in_turn: Whether the ranks' rows alternate step by step, or each rank's rows stay together.
     """
-    rows = np.concatenate(counts).astype(np.int64)
-    held = np.maximum(rows, 1)
+    rows, held = np.concatenate(counts).astype(np.int64).T
     keep = np.repeat(rows > 0, held)
     sizes = np.asarray(group.all_gather(np.array([rows.size], np.int64), "predict.steps"))
     every = np.split(np.asarray(group.all_gather(rows, "predict.rows")), np.cumsum(sizes)[:-1])

@@ -135,11 +135,11 @@ class Replica:
         return logs
 
     def predict_step(self, data: Any) -> Any:
-        """The model's own ``predict_step``, and how many of its rows count."""
+        """The model's own ``predict_step``, and how many of its rows count, and how many there are."""
         batch = as_batch(data)
         outputs = keras_hooks.plain(self.model, "predict_step")(batch.data)
         self._note_stream(batch)
-        return outputs, tf.reshape(batch.rows, [1])
+        return outputs, tf.reshape(tf.stack([batch.rows, rows_of(batch.data)]), [1, 2])
 
     def _note_stream(self, batch: Batch) -> None:
         """Notes what stream is evaluated, and how many samples of it."""
@@ -160,7 +160,8 @@ class Replica:
         rows, total = step.rows, step.total
 
         def share(dtype: Any) -> Any:
-            return tf.cast(rows, dtype) / (1 if total is None else tf.cast(total, dtype))
+            own = tf.cast(rows, dtype)
+            return own if total is None else tf.math.divide_no_nan(own, tf.cast(total, dtype))
 
         with contextlib.ExitStack() as stack:
             shared = self.group.size > 1 and total is not None
@@ -309,6 +310,7 @@ class Replica:
         if self.evaluating:
             self.compare_evaluated(name)
         own_states = keras_hooks.numpy_values(self.model.metrics_variables)
+        own_results = self.model.get_metrics_result()
         if self.evaluating and not self.shares_validation and not self._may_differ():
             check_equal_states(self.model, self.group, name)
         else:
@@ -324,7 +326,7 @@ class Replica:
         if self.evaluating and self.within_epoch:
             self._take_back_metrics(own_states)
         if answer is logs:
-            return mean_logs(logs, self._last_rows, self.group)
+            return mean_logs(self.model, logs, own_results, float(self._last_rows), self.group)
         return answer
 
     def _end_by_sigterm(self, ranks: list[int]) -> NoReturn:

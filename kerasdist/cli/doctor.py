@@ -22,7 +22,13 @@ _PIPE_COLUMNS = 160
 @click.command("doctor")
 @click.option("--check", is_flag=True, help="Also start 2 processes that average their ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--timeout", default=180.0, show_default=True, help="Seconds that loading, or --check, may take.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=180.0,
+    show_default=True,
+    help="Seconds that loading, or --check, may take.",
+)
 def command(check: bool, as_json: bool, timeout: float) -> None:
     """Say what is good, missing or wrong for training on several workers, and how to mend it.
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import engine, keras_hooks
-from kerasdist.config import Settings, boolean, positive_number
+from kerasdist.config import Settings, boolean, natural_number, positive_integer
 from kerasdist.data.contiguous import ContiguousPart
 from kerasdist.data.global_batches import GlobalBatches
 from kerasdist.data.groups import Groups
@@ -179,7 +179,7 @@ def shard(
 
     Args:
         x: Arrays (nests too), the same on every rank; or a batched ``tf.data.Dataset`` or ``PyDataset``, of whose
-            every N consecutive batches each rank takes one.
+            every N consecutive batches each rank takes one. A generator too, made anew for each ``fit``.
         y: Targets, for arrays.
         sample_weight: Sample weights, for arrays.
         batch_size: For arrays: samples of one worker in a step. Must not be given for what is batched.
@@ -194,6 +194,9 @@ def shard(
     """
     group = engine.world()
     boolean("shuffle", shuffle)
+    if x is None or isinstance(x, SharedData):
+        got = "what shard() returned, which is shared out already" if x is not None else "None"
+        raise ValueError(f"rank {group.rank}: `x` must be arrays or batched data. Received: {got}.")
     if not keras_hooks.can_convert_arrays((x, y, sample_weight)):
         if batch_size is not None or seed is not None:
             raise ValueError(
@@ -202,13 +205,17 @@ def shard(
             )
         inner = keras_hooks.get_data_adapter(x=x, y=y, sample_weight=sample_weight, shuffle=False)
         return Groups(inner, group, check=True)
-    positive_number("batch_size", batch_size)
+    if batch_size is None:
+        raise ValueError("`batch_size`, the samples of one worker in a step, is needed for arrays. Received: None")
+    positive_integer("batch_size", batch_size)
+    if seed is not None:
+        natural_number("seed", seed)
     _check_samples(x, group)
     keras_hooks.get_data_adapter(x=x, y=y, sample_weight=sample_weight)  # Keras' own checks of the lengths
     if seed is None:
         drawn = np.random.SeedSequence().generate_state(1)[0]
         seed = int(np.asarray(group.broadcast(np.array([drawn], np.int64), 0, "shard.seed"))[0])
-    parts, each = (x, y, sample_weight), int(batch_size or 0) * group.size
+    parts, each = (x, y, sample_weight), int(batch_size) * group.size
     if not shuffle:
         return GlobalBatches(keras_hooks.get_data_adapter(x=shuffled(parts, each, None)), group, check=True)
     order = _order(parts, each, seed, None, None)
@@ -283,7 +290,9 @@ def plain(data: Any) -> bool:
 
 
 def _check_samples(x: Any, group: Group) -> None:
-    samples = next(leaf.shape[0] for leaf in tf.nest.flatten(x) if leaf is not None)
+    samples = next((leaf.shape[0] for leaf in tf.nest.flatten(x) if leaf is not None), None)
+    if samples is None:
+        raise ValueError(f"rank {group.rank}: there is no data to share out. Received: x={x!r}")
     if samples < group.size:
         raise ValueError(
             f"rank {group.rank}: the data has fewer samples than there are workers, so some would never train. "

@@ -36,14 +36,13 @@ class Groups(SharedData):
                 own = tf.cond(keep, lambda: tuple(leaves(data)), lambda: own)
             rows = tf.where(mine, count, tf.where(first, nothing, rows))
             total = count + tf.where(first, nothing, total)
-            complete = tf.logical_and(tf.equal((index + 1) % size, 0), total > 0)
-            return (index + 1, total, rows, own), (complete, own, rows, total)
+            return (index + 1, total, rows, own), (tf.equal((index + 1) % size, 0), own, rows, total)
 
         def finish(_: Any, own: Any, rows: Any, total: Any) -> Batch:
             own = tuple(leaf[: tf.maximum(rows, 1)] for leaf in own)
             return Batch(restore(own, spec), rows, total, tf.equal(rows, 0), self._mark(total))
 
-        start = (*(tf.constant(0, tf.int64) for _ in range(3)), blank_leaves(spec))
+        start = (*(tf.constant(0, tf.int64) for _ in range(3)), blank_leaves(spec, rows=1))
         steps = prolonged(dataset, extra=size - 1).scan(start, advance)
         return steps.filter(lambda complete, *_: complete).map(finish)
 

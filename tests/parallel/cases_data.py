@@ -125,6 +125,20 @@ def case_own_parts():
     return evaluation, model.predict(mine, batch_size=2, verbose=0)
 
 
+def case_own_batches_without_samples():
+    """Rank 0 reads 1, 0 and 1 samples, the others 1, 1 and 1; the loss of the epoch, in a graph and out of it."""
+    sizes = [1, 0, 1] if RANK == 0 else [1, 1, 1]
+    ones = np.ones((sum(sizes), 1), "float32")
+    data = data_kinds.batches(ones, ones * (2 if RANK == 0 else 1), sizes)
+    losses = []
+    for eager in (False, True):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=eager)
+        call = {"callbacks": [kerasdist.DistributedOptimizer()], "verbose": 0}
+        losses += model.fit(data.apply(tf.data.experimental.assert_cardinality(3)), **call).history["loss"]
+    return losses
+
+
 def case_validation_is_compared():
     """The callback's validation data, the same on all ranks."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])

@@ -94,6 +94,18 @@ def case_fails_class_for_a_callback():
     model.fit(IDS, IDS, verbose=0, callbacks=[kerasdist.DistributedOptimizer])
 
 
+def case_fails_shard_of_nothing():
+    kerasdist.shard(None, batch_size=2)
+
+
+def case_fails_shard_of_a_shard():
+    kerasdist.shard(kerasdist.shard(IDS, IDS, batch_size=2))
+
+
+def case_fails_shard_by_a_fraction():
+    kerasdist.shard(IDS, IDS, batch_size=2.5)
+
+
 def case_fails_shard_with_a_batch_size():
     compiled().fit(kerasdist.shard(IDS, IDS, batch_size=2), batch_size=4, verbose=0)
 

@@ -49,6 +49,32 @@ def arguments(kind: str, samples: int, batch_size: int, shuffled: bool) -> dict[
     return {"x": generate(), "shuffle": False}
 
 
+class OwnStep(keras.Model):
+    """A train step as in Keras' guide, whose logs hold a nest of the compiled metrics."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        for metric in self.metrics:
+            metric.update_state(loss, tf.shape(y)[0]) if metric.name == "loss" else metric.update_state(y, predicted)
+        return {"batch": loss, **{metric.name: metric.result() for metric in self.metrics}}
+
+
+def batches(x: Any, y: Any, sizes: list[int]) -> tf.data.Dataset:
+    """So many samples in each batch, 0 too."""
+    ends = np.cumsum([0, *sizes])
+
+    def generate() -> Any:
+        for begin, end in zip(ends, ends[1:], strict=False):
+            yield tf.nest.map_structure(lambda part, b=begin, e=end: part[b:e], (x, y))
+
+    spec = tf.nest.map_structure(lambda part: tf.TensorSpec([None, part.shape[1]], part.dtype), (x, y))
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
 def structures(workers: int, scope: Any = None) -> dict[str, Any]:
     """Weights and history of trainings on nested data, in float64, global batch 12, 31 samples."""
     keras.config.set_floatx("float64")
@@ -67,9 +93,12 @@ def structures(workers: int, scope: Any = None) -> dict[str, Any]:
             one = keras.layers.Dense(1, name="one", activation="sigmoid" if "class" in name else None)(hidden)
             two = keras.layers.Dense(2, name="two")(hidden)
             outs = {"one": one, "two": two}
-            model = keras.Model(ins if isinstance(x, dict) else list(ins.values()), outs if outputs == "dict" else one)
+            kind = OwnStep if name == "own step" else keras.Model
+            model = kind(list(ins.values()) if isinstance(x, tuple) else ins, outs if outputs == "dict" else one)
             model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **compile_arguments)
-        history = model.fit(x, target, batch_size=12 // workers, epochs=2, shuffle=True, verbose=0, **fit_arguments)
+        if target is not None:
+            fit_arguments |= {"y": target, "batch_size": 12 // workers, "shuffle": True}
+        history = model.fit(x, epochs=2, verbose=0, **fit_arguments)
         found[name] = (model.get_weights(), history.history)
 
     both = {"a": a, "b": b}
@@ -84,6 +113,12 @@ def structures(workers: int, scope: Any = None) -> dict[str, Any]:
     train("weighted validation", "one", both, y, {"loss": "mse", "weighted_metrics": ["mae"]}, **held)
     train("few in the last batch", "one", {"a": a[:25], "b": b[:25]}, y[:25], {"loss": "mse", "metrics": ["mae"]})
     train("steps", "one", both, y, {"loss": "mse"}, steps_per_epoch=2)
+    train("own step", "one", both, y, {"loss": "mse", "metrics": ["mae"]})
+    mean = {"loss": "mse", "metrics": ["mae"]}
+    sizes = [12, 0, 6, 5] if workers == 1 else [6, 6, 0, 0, 0, 6, 5]
+    train("batches without samples", "one", batches(both, y, sizes), None, mean)
+    sizes = [12, 6, 5] if workers == 1 else [6, 6, 0, 6, 5]
+    train("eager batches without samples", "one", batches(both, y, sizes), None, {**mean, "run_eagerly": True})
     return found
 
 
@@ -107,6 +142,7 @@ def evaluations(workers: int, scope: Any = None) -> dict[str, Any]:
         ("py_dataset", Sequence(ids, 6 // workers), {}),
     ):
         found[f"predict {kind}"] = model.predict(x, verbose=0, **call)
+    found["predict without samples"] = model.predict(batches(ids, labels, [0, 4, 4, 11]), verbose=0)
     found["predict steps"] = model.predict(ids, batch_size=6 // workers, steps=2, verbose=0)
     pairs = tf.data.Dataset.from_tensor_slices((ids, targets)).batch(6 // workers)
     found["evaluate arrays"] = model.evaluate(ids, targets, batch_size=6 // workers, verbose=0, return_dict=True)

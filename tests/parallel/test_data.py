@@ -117,6 +117,12 @@ def test_evaluate_and_predict(job, reference):
                 np.testing.assert_allclose(rank[name][key], value, rtol=0, atol=limit, err_msg=name)
 
 
+def test_own_batches_without_samples():
+    """2 of 5 samples have the loss 4, the others 1."""
+    for losses in run_cases("cases_data", 2).ranks("case_own_batches_without_samples"):
+        assert losses == pytest.approx([11 / 5, 11 / 5], abs=1e-6)
+
+
 def test_own_parts(job):
     values = np.repeat(np.arange(size(job)), np.arange(size(job)) + 1)
     for evaluation, predictions in job.ranks("case_own_parts"):
