@@ -216,8 +216,10 @@ def test_helpers_refuse():
 
 
 def test_shard_refuses():
-    with pytest.raises(TypeError, match="`batch_size` must be a number above 0. Received: batch_size=None"):
+    with pytest.raises(ValueError, match="`batch_size`, the samples of one worker .* Received: None"):
         kerasdist.shard(np.ones((4, 1)))
+    with pytest.raises(TypeError, match="`seed` must be a whole number, 0 or more. Received: seed='a'"):
+        kerasdist.shard(np.ones((4, 1)), batch_size=2, seed="a")
     with pytest.raises(ValueError, match="`batch_size` and `seed` are for arrays"):
         kerasdist.shard(tf.data.Dataset.range(4).batch(2), batch_size=2)
     with pytest.raises(TypeError, match="`shuffle` must be True or False. Received: shuffle=1"):
