@@ -13,8 +13,8 @@ Six ways to train the same Keras model with the same metrics through the same ``
 
 Each block trains every way for some steps, in a new random order; a way's steps are timed one by one. The ratio to the
 better hand-written way is taken block by block, so that what disturbs the machine for a while disturbs both. Its
-interval is a bootstrap over the blocks (95 %). A block is an epoch, whose first steps are slower where data goes through
-functions: blocks of 100 steps for the small model (docs/benchmarks.md).
+interval is a bootstrap over the blocks (95 %). A block is an epoch, whose first steps are slower where data is shared
+out: take 100 steps for the small model (docs/benchmarks.md).
 """
 
 import argparse
