@@ -84,11 +84,10 @@ def mean_logs(model: Any, logs: Any, own_results: Any, rows: float, group: Group
     ]
     flat = np.array([rows, *(rows * values[key] if rows else 0.0 for key in keys), *(others or [False] * len(keys))])
     total = np.asarray(group.all_reduce(flat.astype(np.float64), "sum", f"logs.{len(keys)}"))
-    means, differ = total[1 : len(keys) + 1] / (total[0] or 1.0), total[len(keys) + 1 :]
-    return {
-        **logs,
-        **{k: float(results[k]) if not d else float(m) for k, m, d in zip(keys, means, differ, strict=True)},
-    }
+    differ = dict(zip(keys, total[len(keys) + 1 :], strict=True))
+    means = total[1 : len(keys) + 1] / (total[0] or 1.0)  # 0, as a loss is, where no rank had samples
+    logs |= dict(zip(keys, means.tolist(), strict=True))
+    return logs | {key: float(results[key]) for key in keys if key in results and not differ[key]}
 
 
 def flat_logs(logs: Any) -> dict[str, Any]:

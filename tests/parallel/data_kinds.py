@@ -93,7 +93,7 @@ def structures(workers: int, scope: Any = None) -> dict[str, Any]:
             one = keras.layers.Dense(1, name="one", activation="sigmoid" if "class" in name else None)(hidden)
             two = keras.layers.Dense(2, name="two")(hidden)
             outs = {"one": one, "two": two}
-            kind = OwnStep if name == "own step" else keras.Model
+            kind = OwnStep if name.startswith("own step") else keras.Model
             model = kind(list(ins.values()) if isinstance(x, tuple) else ins, outs if outputs == "dict" else one)
             model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **compile_arguments)
         if target is not None:
@@ -117,6 +117,8 @@ def structures(workers: int, scope: Any = None) -> dict[str, Any]:
     mean = {"loss": "mse", "metrics": ["mae"]}
     sizes = [12, 0, 6, 5] if workers == 1 else [6, 6, 0, 0, 0, 6, 5]
     train("batches without samples", "one", batches(both, y, sizes), None, mean)
+    sizes = [12, 7, 0] if workers == 1 else [6, 6, 0, 7, 0, 0]
+    train("own step without samples at the end", "one", batches(both, y, sizes), None, mean)
     sizes = [12, 6, 5] if workers == 1 else [6, 6, 0, 6, 5]
     train("eager batches without samples", "one", batches(both, y, sizes), None, {**mean, "run_eagerly": True})
     return found
