@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import kerasdist
 from kerasdist import engine, keras_hooks
+from kerasdist.keras_hooks import patching
 
 ROOT = Path(__file__).parents[2]
 
@@ -230,11 +231,11 @@ def test_shard_refuses():
 
 
 def test_the_scope_leaves_keras_as_it_was():
-    before = (keras_hooks.TensorFlowTrainer.__init__, keras_hooks.Trainer.compile)
+    before = (patching.TensorFlowTrainer.__init__, patching.Trainer.compile)
     strategy = kerasdist.DataParallelStrategy()
     with pytest.raises(KeyError), strategy.scope():
         raise KeyError
-    assert (keras_hooks.TensorFlowTrainer.__init__, keras_hooks.Trainer.compile) == before
+    assert (patching.TensorFlowTrainer.__init__, patching.Trainer.compile) == before
     model = make()
     model.compile("sgd", "mse")
     assert keras_hooks.patched_by(model) is None and keras_hooks.patched_by(model.optimizer) is None
